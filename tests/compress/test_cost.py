@@ -3,6 +3,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from quick import first_quick
 from taking import taking
 
 from tfopt.compress import cost, costing, suggest
@@ -92,7 +93,9 @@ BY_HAND = [
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("layer", "shapes", "multiply_adds", "parameters"), BY_HAND, ids=[type(layer).__name__ for layer, *_ in BY_HAND]
+    ("layer", "shapes", "multiply_adds", "parameters"),
+    first_quick(BY_HAND, 6),
+    ids=[type(layer).__name__ for layer, *_ in BY_HAND],
 )
 def test_counts_agree_with_formulas_by_hand(compiled, batch, layer, shapes, multiply_adds, parameters):
     found = alone(compiled, batch, layer, *shapes, dtype="int32" if isinstance(layer, layers.Embedding) else "float32")

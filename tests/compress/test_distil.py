@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick import first_quick
 
 import tfopt
 from tfopt.compress import distil
@@ -58,8 +59,9 @@ def apart(kind, teacher, student, temperature):
     return temperature**2 * cross_entropy(softmax(teacher), softmax(student))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize(
+    ("kind", "weighted"), first_quick([(kind, weighted) for weighted in (True, False) for kind in LOSSES], 3)
+)
 def test_the_loss_is_the_own_one_and_the_teachers_part(kind, weighted):
     units, activation, loss, y = LOSSES[kind]
     teacher, student = net(units, activation, seed=1, width=9), net(units, activation)
@@ -92,6 +94,7 @@ def test_weights_follow_the_gradient_of_both_and_the_teacher_stays():
         np.testing.assert_array_equal(weight.numpy(), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "jit_compile"), [("mixed_bfloat16", True), ("mixed_float16", False)])
 def test_it_works_in_16_bits_and_under_xla(policy, jit_compile):
     losses, weights = [], []
