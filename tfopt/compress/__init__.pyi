@@ -3,9 +3,9 @@ from .distilling import distil as distil
 from .model_cost import LayerCost as LayerCost
 from .model_cost import ModelCost as ModelCost
 from .pruning.pruning import prune as prune
-from .pruning.report import Footprint as Footprint
 from .pruning.report import Pruned as Pruned
 from .pruning.schedule import PruningSchedule as PruningSchedule
 from .suggesting import CheaperForm as CheaperForm
 from .suggesting import Suggestions as Suggestions
 from .suggesting import suggest as suggest
+from .versions.footprint import Footprint as Footprint

@@ -8,8 +8,8 @@ from prunable_nets import NETS, inputs_of, randomized
 
 from tfopt.compress.pruning.graph import graph_of
 from tfopt.compress.pruning.masking import apply, channel_masks
-from tfopt.compress.pruning.rebuilding import rebuilt
 from tfopt.compress.pruning.selecting import choose, kept_of, scorer
+from tfopt.compress.versions.rebuilding import rebuilt
 
 
 def compiled(model):
@@ -23,7 +23,7 @@ def cut_at_random(model, sparsity=0.5, seed=2):
     graph = graph_of(masked)
     scores = np.random.default_rng(seed).permutation(1_000_000)
     cut = choose(graph, scores, sparsity)
-    smaller = rebuilt(masked, graph, cut)
+    smaller = rebuilt(masked, graph.configs(cut), graph.kept(cut))
     apply(channel_masks(graph, cut))
     return masked, smaller, graph, cut
 
@@ -49,7 +49,7 @@ def assert_cut_exactly(model, sparsity=0.5):
     sgd_step(masked, x)
     sgd_step(smaller, x)
     apply(channel_masks(graph, cut))
-    for truth, found in zip(rebuilt(masked, graph, cut).weights, smaller.weights, strict=True):
+    for truth, found in zip(rebuilt(masked, graph.configs(cut), graph.kept(cut)).weights, smaller.weights, strict=True):
         np.testing.assert_allclose(np.asarray(found), np.asarray(truth), rtol=1e-3, atol=1e-5, err_msg=found.path)
     return graph, cut
 
@@ -114,7 +114,8 @@ def test_a_masked_unit_of_an_mlp_is_one_that_numpy_leaves_out():
     scores = np.zeros(100)
     units = graph.groups[0]
     scores[units[[1, 2, 5]]] = 1
-    smaller = rebuilt(model, graph, choose(graph, scores, 0.5))
+    cut = choose(graph, scores, 0.5)
+    smaller = rebuilt(model, graph.configs(cut), graph.kept(cut))
     kernel, bias, second, shift = (np.asarray(weight) for weight in model.weights)
     hidden = 1 / (1 + np.exp(-(x @ kernel + bias)))[:, [1, 2, 5]]
     np.testing.assert_allclose(smaller(x), hidden @ second[[1, 2, 5]] + shift, rtol=1e-5)

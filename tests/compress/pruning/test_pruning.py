@@ -13,7 +13,7 @@ from prunable_nets import NETS, inputs_of, randomized
 
 from tfopt.compress import Footprint, Pruned, prune
 from tfopt.compress.pruning import pruning
-from tfopt.compress.pruning.rebuilding import rebuilt
+from tfopt.compress.versions.rebuilding import rebuilt
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
 from tfopt.measure import StepTimes
 

@@ -23,6 +23,7 @@ from tfopt.compress.pruning.units import (
     Tensor,
     Units,
 )
+from tfopt.compress.versions.rebuilding import Kept, runs_its_graph
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.model.products import graph_nodes
@@ -50,6 +51,10 @@ class Graph:
             return int(np.isin(self._roots[units], cut, invert=True).sum())
 
         return {layer: config(kept) for layer, config in self._units.sizes.items()}
+
+    def kept(self, cut: Numbers) -> Kept:
+        """Returns what is kept of weights if units are cut."""
+        return {(id(axis.weight), axis.axis): np.isin(axis.units, cut, invert=True) for axis in self.axes}
 
     def channels(self, cut: Numbers) -> dict[str, tuple[int, int]]:
         """Returns how many channels or heads each layer keeps if units are cut, and how many it has."""
@@ -200,11 +205,6 @@ def _bound(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> di
     if signature is not None:
         return dict(signature.bind(*args, **kwargs).arguments)
     return {str(at): value for at, value in enumerate(args)} | dict(kwargs)
-
-
-def runs_its_graph(layer: Any) -> bool:
-    """Whether a model computes its graph and nothing else."""
-    return type(layer).call in (Functional.call, keras.Sequential.call)
 
 
 def _graph(model: Any) -> Functional:

@@ -8,10 +8,11 @@ import numpy as np
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_finite, require_prunable
 from tfopt.compress.pruning.graph import graph_of
 from tfopt.compress.pruning.masking import apply, channel_masks, kernels, weight_masks
-from tfopt.compress.pruning.rebuilding import rebuilt, require_same
-from tfopt.compress.pruning.report import Pruned, footprints
+from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.schedule import PruningSchedule
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.compress.versions.footprint import footprints
+from tfopt.compress.versions.rebuilding import rebuilt, require_same
 from tfopt.model.batches import Data, one_batch
 
 
@@ -76,7 +77,7 @@ def prune(
         return _with_zeros(before, data, share)
     graph = graph_of(before)
     cut = choose(graph, scorer(graph, before, data, importance)(), share)
-    after = rebuilt(before, graph, cut)
+    after = rebuilt(before, graph.configs(cut), graph.kept(cut))
     figures = footprints((before, after), data)
     apply(channel_masks(graph, cut))
     require_same(before, after, batch, "the smaller model")

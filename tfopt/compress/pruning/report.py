@@ -1,51 +1,19 @@
 """What pruning left of a model, and what that gained and cost, measured."""
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave
-from tfopt.measure.timers import wait
-from tfopt.memory.estimating import size_mib
-from tfopt.model.batches import as_dataset, batch_size, one_batch
-from tfopt.model.flops import step_flops
-from tfopt.text import Shown, aligned, described, figure, percent, wrapped
+from tfopt.compress.versions.footprint import Footprint, compared
+from tfopt.measure import Comparison, compare
+from tfopt.text import Shown, aligned, described, percent, wrapped
 
-_TURN_MS = 300.0
 _NO_TIME_SAVED = (
     "No time and no memory are saved: TensorFlow multiplies zeros like other numbers. A compressed file of the model "
     "is smaller. Train it on with the callback, which keeps the zeros."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """What a model takes, and how good it is."""
-
-    parameters: int
-    mib: float
-    """MiB of its weights."""
-    gflops: float | None
-    """Of a training step on one example, in units of 10⁹; None if some are unknown."""
-    step: StepTimes
-    """A training step on the first batch of the data."""
-    forward: StepTimes
-    """Inference on the same batch."""
-    quality: Mapping[str, float]
-    """Loss and metrics on the data, as `evaluate` returns them."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values, including the raw samples."""
-        return asdict(self) | {
-            "step": self.step.to_dict(),
-            "forward": self.forward.to_dict(),
-            "quality": dict(self.quality),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,7 +45,7 @@ class Pruned(Shown):
     @property
     def speedup(self) -> Comparison:
         """Speed of the training step over the former speed."""
-        return compare(self.before.step, self.after.step)
+        return compare(*(one.step for one in (self.before, self.after) if one.step))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, without the model."""
@@ -97,7 +65,10 @@ class Pruned(Shown):
             ("layer", "kept", "of"),
             *((path, f"{kept:,}", f"{had:,}") for path, (kept, had) in self.kept.items()),
         ]
-        parts = [wrapped(self._lead()), "\n".join(aligned([("", "before", "after"), *self._figures()], texts=1))]
+        parts = [
+            wrapped(self._lead()),
+            "\n".join(aligned([("", "before", "after"), *compared(self.before, self.after)], texts=1)),
+        ]
         parts.append("\n".join(aligned(layers, texts=1)))
         if self.left:
             parts.append("Nothing is cut of:\n" + "\n".join(described(list(self.left.items()))))
@@ -111,76 +82,3 @@ class Pruned(Shown):
             f"{percent(self.reached)} of the channels and heads of {layers} are cut. A training step is "
             f"{self.speedup}. Train it on, to regain what its quality lost."
         )
-
-    def _figures(self) -> list[tuple[str, str, str]]:
-        pair = (self.before, self.after)
-        rows: dict[str, list[str]] = {
-            "parameters": [f"{one.parameters:,}" for one in pair],
-            "MiB": [figure(one.mib) for one in pair],
-            "GFLOPs per example": ["unknown" if one.gflops is None else figure(one.gflops) for one in pair],
-            "ms a training step": [figure(one.step.median_ms) for one in pair],
-            "ms in inference": [figure(one.forward.median_ms) for one in pair],
-        }
-        rows |= {name: [figure(one.quality[name]) for one in pair] for name in self.before.quality}
-        return [(name, *values) for name, values in rows.items()]  # type: ignore[misc]
-
-
-def footprints(models: tuple[keras.Model, keras.Model], data: Any) -> tuple[Footprint, Footprint]:
-    """Measures two models in turn, and evaluates them; they are not changed but for their metrics."""
-    batch = one_batch(data)
-    steps = [StepTimer(model, batch) for model in models]
-    timers: dict[str, Callable[[], StepTimes]] = {}
-    for place, (model, step) in enumerate(zip(models, steps, strict=True)):
-        timers[f"step {place}"] = _paced(step)
-        timers[f"forward {place}"] = _paced(_ForwardTimer(model, batch))
-    times = interleave(timers)
-    before, after = (
-        Footprint(
-            parameters=model.count_params(),
-            mib=size_mib(variable.value for variable in model.variables),
-            gflops=_gflops(model, step.graph, batch),
-            step=times[f"step {place}"],
-            forward=times[f"forward {place}"],
-            quality=model.evaluate(as_dataset(data), verbose=0, return_dict=True),
-        )
-        for place, (model, step) in enumerate(zip(models, steps, strict=True))
-    )
-    return before, after
-
-
-def _paced(timer: Callable[..., StepTimes]) -> Callable[[], StepTimes]:
-    """Lets a turn take about a third of a second, between 3 and 50 steps; a large model's step on a CPU takes one."""
-    ms = timer(1, warmup=1).median_ms
-    steps = min(50, max(3, round(_TURN_MS / ms)))
-    return partial(timer, steps, warmup=1, samples=min(steps, 5))
-
-
-def _gflops(model: keras.Model, graph: Any, batch: Any) -> float | None:
-    flops = step_flops(model, graph, [], batch_size(model, batch)).per_example
-    return flops and flops / 1e9
-
-
-class _ForwardTimer:
-    """Times inference on a batch."""
-
-    def __init__(self, model: keras.Model, batch: Any):
-        self._x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        self._size = batch_size(model, batch)
-        self._run = tf.function(lambda x: model(x, training=False), jit_compile=model.jit_compile, autograph=False)
-        self._first_seconds = self._time(1) / 1000
-
-    def __call__(self, steps: int, *, warmup: int, samples: int = 1) -> StepTimes:
-        self._time(warmup)
-        return StepTimes(
-            repeats_ms=(tuple(self._time(steps // samples) for _ in range(samples)),),
-            steps_per_sample=steps // samples,
-            first_step_seconds=self._first_seconds,
-            examples_per_step=self._size,
-        )
-
-    def _time(self, runs: int) -> float:
-        started = time.perf_counter()
-        for _ in range(runs):
-            self._run(self._x)
-        wait()
-        return (time.perf_counter() - started) * 1000 / runs

@@ -8,9 +8,10 @@ from tfopt import checks
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_finite, require_prunable
 from tfopt.compress.pruning.graph import Graph, graph_of
 from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, weight_masks
-from tfopt.compress.pruning.rebuilding import rebuilt
-from tfopt.compress.pruning.report import Pruned, footprints
+from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.compress.versions.footprint import footprints
+from tfopt.compress.versions.rebuilding import rebuilt
 from tfopt.model.state import rebuild_step_function
 from tfopt.warn import warn_caller
 
@@ -157,7 +158,7 @@ class _Channels:
 
     def smaller(self, sparsity: float) -> Pruned:
         masked = rebuilt(self.model)
-        model = rebuilt(self.model, self._graph, self._cut)
+        model = rebuilt(self.model, self._graph.configs(self._cut), self._graph.kept(self._cut))
         before, after = footprints((masked, model), self._data)
         return Pruned(
             model=model,

@@ -1,4 +1,4 @@
-"""A model built a second time: with all of its channels, or with those that are kept."""
+"""A model built a second time: with all of its weights, or with what is kept of them."""
 
 import random
 import warnings
@@ -7,11 +7,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.models.functional import functional_like_constructor
+from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
 
-from tfopt.compress.pruning.graph import Graph, runs_its_graph
-from tfopt.compress.pruning.units import Numbers
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.products import graph_nodes
 from tfopt.model.state import layers_in_float32
@@ -20,31 +18,30 @@ _OVERRIDES = ("call", "train_step", "test_step", "predict_step", "compute_loss",
 _SAME = 0.01  # of the outputs' norm: TF32 leaves 0.001, a wrong channel far more
 
 
-def rebuilt(model: keras.Model, graph: Graph | None = None, cut: Numbers | None = None) -> keras.Model:
-    """Builds and compiles a model again, without the units that are cut; its optimizer is fresh.
+Configs = Mapping[keras.Layer, Mapping[str, Any]]
+Kept = Mapping[tuple[int, int], Any]
+"""By the id of a weight and an axis: which indices along it are kept."""
+
+
+def rebuilt(model: keras.Model, configs: Configs | None = None, kept: Kept | None = None) -> keras.Model:
+    """Builds and compiles a model again, perhaps a smaller one; its optimizer is fresh.
 
     Args:
         model: Built and compiled; it is not changed.
-        graph: Its graph, if units are cut.
-        cut: The units.
+        configs: What changes in the configs of layers.
+        kept: What is kept of weights. Default: all.
 
     Raises:
         tfopt.errors.UnsupportedError: If a part of it cannot be built again.
     """
     seeds = random.getstate()  # Keras draws the seeds of initializers from it
     try:
-        if graph is None or cut is None:
-            clones = _Clones({})
-            new = clones(model)
-            if not new.built:  # it is subclassed
-                new.build_from_config(model.get_build_config())
-                new.built = True  # which Keras leaves to the first call
-            clones.copy_weights({})
-        else:
-            clones = _Clones(graph.configs(cut))
-            new = clones(model)
-            axes = {(id(axis.weight), axis.axis): np.isin(axis.units, cut, invert=True) for axis in graph.axes}
-            clones.copy_weights(axes)
+        clones = _Clones(configs or {})
+        new = clones(model)
+        if not new.built:  # it is subclassed
+            new.build_from_config(model.get_build_config())
+            new.built = True  # which Keras leaves to the first call
+        clones.copy_weights(kept or {})
     finally:
         random.setstate(seeds)
     for layer, copy in zip(model._flatten_layers(), new._flatten_layers(), strict=True):
@@ -74,10 +71,15 @@ def require_same(model: keras.Model, other: keras.Model, batch: Any, what: str) 
             )
 
 
+def runs_its_graph(layer: Any) -> bool:
+    """Whether a model computes its graph and nothing else."""
+    return type(layer).call in (Functional.call, keras.Sequential.call)
+
+
 class _Clones:
     """Clones layers, each once, with changes to their configs."""
 
-    def __init__(self, configs: Mapping[keras.Layer, Mapping[str, Any]]):
+    def __init__(self, configs: Configs):
         self._configs = configs
         self._models: dict[keras.Model, keras.Model] = {}
         self._leaves: dict[keras.Layer, keras.Layer] = {}
@@ -93,7 +95,7 @@ class _Clones:
             self._leaves[operation] = self._leaf(operation)
         return self._leaves[operation]
 
-    def copy_weights(self, kept: Mapping[tuple[int, int], Any]) -> None:
+    def copy_weights(self, kept: Kept) -> None:
         """Gives the clones their layers' values, of those indices along an axis that are kept."""
         for layer, clone in self._leaves.items():
             if [len(v.shape) for v in layer.variables] != [len(v.shape) for v in clone.variables]:
