@@ -5,6 +5,8 @@ from .model_cost import ModelCost as ModelCost
 from .pruning.pruning import prune as prune
 from .pruning.report import Pruned as Pruned
 from .pruning.schedule import PruningSchedule as PruningSchedule
+from .quantizing import Quantized as Quantized
+from .quantizing import quantize as quantize
 from .suggesting import CheaperForm as CheaperForm
 from .suggesting import Suggestions as Suggestions
 from .suggesting import suggest as suggest

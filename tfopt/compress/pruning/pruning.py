@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_finite, require_prunable
+from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import graph_of
 from tfopt.compress.pruning.masking import apply, channel_masks, kernels, weight_masks
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.schedule import PruningSchedule
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.compress.versions.arguments import require_finite, require_single
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
 from tfopt.model.batches import Data, one_batch
@@ -67,7 +68,7 @@ def prune(
         …
         >>> pruned.model.fit(training, epochs=3)
     """
-    require_prunable(model)
+    require_single(model, "Prune")
     share, importance = checked_sparsity(sparsity), checked_importance(importance)
     require_finite(data)
     batch = one_batch(data)

@@ -5,11 +5,12 @@ from typing import Any
 import keras
 
 from tfopt import checks
-from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity, require_finite, require_prunable
+from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import Graph, graph_of
 from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, weight_masks
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.compress.versions.arguments import require_finite, require_single
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt
 from tfopt.model.state import rebuild_step_function
@@ -73,7 +74,7 @@ class PruningSchedule(keras.callbacks.Callback):
         if self._held is not None:  # of a training that an error ended
             self._held.release()
         if self._pruner is None or self._pruner.model is not self.model:
-            require_prunable(self.model)
+            require_single(self.model, "Prune")
             kind = _Channels if self._structured else _Weights
             self._pruner = kind(self.model, self._data, self._importance)
             self._step, self._rounds = 0, -1
