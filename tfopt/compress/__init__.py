@@ -1,4 +1,4 @@
-"""Cheaper models: what layers cost, cheaper forms of them, pruning, integers, and students that learn from a teacher."""
+"""Cheaper models: what layers cost, cheaper forms, pruning, integers, and students that learn from a teacher."""
 
 import lazy_loader
 
