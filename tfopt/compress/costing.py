@@ -190,7 +190,7 @@ def _moved(call: StepCall, output_bytes: int) -> tuple[int, int]:
     given = _bytes(tensor for tensor, wanted in zip(call.tensors, call.has_gradient, strict=True) if wanted)
     weights, trained = (_bytes(w.value for w in some) for some in (layer.weights, layer.trainable_weights))
     if isinstance(layer, keras.layers.Embedding):  # only the rows that are looked up
-        weights = trained = output_bytes
+        weights, trained = output_bytes, output_bytes if trained else 0
     forward = taken + weights + output_bytes
     if not (given or trained):
         return forward, 0
