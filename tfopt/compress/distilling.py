@@ -11,7 +11,11 @@ from tfopt.kernels.replacing import renew, replace, replacement
 from tfopt.model.batches import Data, as_dataset, first_batch
 from tfopt.model.layers import require_compiled, require_model
 
-_CLASSES = (keras.losses.categorical_crossentropy, keras.losses.sparse_categorical_crossentropy)
+_CLASSES = (
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+)
 _BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 _LEAST = 1e-7  # of a probability, as in Keras
 
@@ -81,7 +85,7 @@ class _Distilling:
             return own
         outputs = keras.tree.flatten(y_pred)
         taught = [tf.stop_gradient(output) for output in keras.tree.flatten(_outputs(self._teacher, x))]
-        losses = [entry.loss for entry in self._student._compile_loss._flat_losses or ()]
+        losses = [entry.loss for entry in getattr(self._student._compile_loss, "_flat_losses", None) or ()]
         losses = losses if len(losses) == len(outputs) else [None] * len(outputs)
         weights = keras.tree.flatten(sample_weight)
         weights = weights if len(weights) == len(outputs) else weights * len(outputs) or [None] * len(outputs)
