@@ -221,7 +221,7 @@ def _of_dense(layer: Any, shapes: list[tuple[int, ...]]) -> Iterator[_Form]:
 def _of_attention(layer: Any, shapes: list[tuple[int, ...]]) -> Iterator[_Form]:
     heads = layer.num_heads
     alike = layer.key_dim == layer.value_dim and layer._output_shape is None and len(shapes[0]) == 3
-    if heads % _SHARED_HEADS or heads == 1 or not alike:
+    if heads % _SHARED_HEADS or not alike:
         return
     grouped = _LAYERS.GroupQueryAttention(
         layer.key_dim,
@@ -229,6 +229,7 @@ def _of_attention(layer: Any, shapes: list[tuple[int, ...]]) -> Iterator[_Form]:
         heads // _SHARED_HEADS,
         dropout=layer._dropout,
         use_bias=layer._use_bias,
+        use_gate=layer._use_gate,
         dtype=layer.dtype_policy,
     )
     retrain = "train it and what follows on, from the means of the key and value heads"
