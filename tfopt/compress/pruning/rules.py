@@ -130,6 +130,8 @@ def _einsum(layer: Any, call: Call) -> Channels:
 
 @_registered("Embedding")
 def _embedding(layer: Any, call: Call) -> Channels:
+    if call.arguments.get("reverse"):  # of a ReversibleEmbedding, which then reads them
+        raise NotUnderstoodError
     made = call.makes(layer.output_dim)
     call.units.lie_on(layer.embeddings, 1, made, "makes")
     call.resize(lambda kept: {"output_dim": kept(made)})
