@@ -29,22 +29,22 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
     """Measures what each layer of a model costs in a training step, and what keeps it from being faster.
 
     Use it to see which layers are worth making cheaper. Each layer runs alone, forward and backward, on the inputs that
-    it has in a training step, compiled as the model is; layers that are alike are timed once. The model stays as it is,
-    bit for bit. Layers of nested models have a row each, a shared layer one for each call; what is inside a layer that
-    is not a model counts as part of it.
+    it has in a training step, compiled as the model is; identical layers are timed once. The model stays as it is, bit
+    for bit. Each layer of a nested model has its own row, and a shared layer has one per call. Whatever a layer other
+    than a model contains counts as part of it.
 
-    A layer's ceiling is the longer of two times: its FLOPs at the rate of a large matrix product, and the bytes that it
-    must move at the rate of a large copy, both measured here (the roofline of Williams, Waterman and Patterson, 2009).
+    A layer's ceiling is the longer of two times: its FLOPs at the rate of a large matrix product, and the bytes it must
+    move at the rate of a large copy, both measured here (the roofline of Williams, Waterman and Patterson, 2009).
 
     Args:
         model: A compiled model; it is built if it is not.
-        batch: One batch `(x, y[, sample_weight])`, or a dataset of batches, whose first one is taken.
+        batch: One batch `(x, y[, sample_weight])`, or a dataset of batches, of which the first is used.
 
     Returns:
-        The layers with parameters, FLOPs, bytes, milliseconds and the ceiling each is bound by, beside the whole step.
+        Parameters, FLOPs, bytes, milliseconds and the binding ceiling of each layer, and the time of the whole step.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `batch` neither a batch nor a dataset.
+        TypeError: If `model` is not a Keras model, or `batch` is neither a batch nor a dataset.
         ValueError: If the model is not compiled, or calls no layers.
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If the model has no `call`, or runs eagerly and its step cannot be traced.
@@ -100,7 +100,7 @@ def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[Ste
 
 
 class _Measured(NamedTuple):
-    """What is the same for layers that are alike."""
+    """What identical layers share."""
 
     forward_flops: int
     backward_flops: int
@@ -110,14 +110,14 @@ class _Measured(NamedTuple):
 
 
 class _Rates:
-    """The best rates of this machine, measured twice, since whatever else runs there only lowers them."""
+    """The best rates of this machine; measured twice, since other load can only lower them."""
 
     def __init__(self, dtypes: Iterable[str]):
         self.tflops = dict.fromkeys(sorted(dtypes), 0.0)
         self.copy = 0.0
 
     def measure(self) -> None:
-        """Measures them, and keeps the better ones."""
+        """Measures each rate, and keeps the best so far."""
         self.tflops = {dtype: max(rate, matmul_tflops(dtype)) for dtype, rate in self.tflops.items()}
         self.copy = max(self.copy, copy_gib_per_second())
 
@@ -138,13 +138,13 @@ def _measure(model: keras.Model, call: StepCall) -> _Measured:
             step(inputs)
     except tf.errors.ResourceExhaustedError:
         raise
-    except Exception:  # noqa: BLE001 - whatever a layer raises that cannot be called outside its model
+    except Exception:  # noqa: BLE001 - a layer that cannot be called outside its model may raise anything
         return _Measured(0, 0, ("it does not run alone",), 0, None)
     finally:
         model._clear_losses()
     flops = {name: sum(found.by_dtype.values()) for name, found in counted.items()}
     times = interleave({name: BlockTimer(partial(step, inputs)) for name, step in steps.items()}, _TURNS)
-    # The fastest blocks: whatever else runs on the machine only adds time.
+    # The fastest blocks: other load on the machine can only add time.
     forward_ms, both_ms = (min(times[name].samples_ms) for name in steps)
     return _Measured(
         forward_flops=flops["forward"],
@@ -202,7 +202,7 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 def _computes_in(layer: keras.Layer) -> str:
-    """Returns the name by which `matmul_tflops` knows what a layer multiplies in."""
+    """Returns the precision that a layer multiplies in, under the name that `matmul_tflops` takes."""
     if layer.compute_dtype in _HALF:
         return str(layer.compute_dtype)
     rounds = bool(gpus()) and tf.config.experimental.tensor_float_32_execution_enabled()
@@ -210,7 +210,7 @@ def _computes_in(layer: keras.Layer) -> str:
 
 
 def _misses(model: keras.Model, size: int) -> dict[str, str]:
-    """Returns, by Keras' path of a layer, the sizes that Tensor Cores do not fit."""
+    """Returns the sizes that do not suit Tensor Cores, by Keras' path of the layer."""
     try:
         found = alignment(model, size).misses
     except ValueError:  # no layer that multiplies

@@ -19,39 +19,39 @@ class LayerCost:
     """One call of a layer in a training step, with everything inside the layer."""
 
     path: str
-    """The layer's path in the model; of later calls of a shared layer with the number of the call: "encoder (2)"."""
+    """The layer's path in the model; later calls of a shared layer are numbered: "encoder (2)"."""
     kind: str
     """The layer's class."""
     own: bool
-    """Whether the class is not one of Keras'."""
+    """Whether the class is the user's own rather than one of Keras'."""
     parameters: int
-    """Of the layer; of a later call none, since they are the same ones."""
+    """Of the layer; 0 for later calls of it, which use the same ones."""
     inputs: tuple[tuple[int | None, ...], ...]
     """Shapes of its input tensors."""
     dtype: str
-    """What it computes in."""
+    """The precision it computes in."""
     forward_flops: int
     """Of its matrix products and convolutions; a multiply-add counts as two."""
     backward_flops: int
     unknown: tuple[str, ...]
     """Operations whose FLOPs cannot be counted, each with the reason."""
     forward_bytes: int
-    """The least that must be moved: each input, weight and output once."""
+    """The least that must be moved forward: each input, weight and output once."""
     backward_bytes: int
-    """Inputs, weights and the outputs' gradients read once, and the other gradients written once."""
+    """The same backward: inputs, weights and the outputs' gradients read once, and the other gradients written once."""
     forward_ms: float | None
     """Measured alone, on its inputs in the step; None if it does not run alone."""
     backward_ms: float | None
     least_products_ms: float
-    """What its products would take at the rate of a large matrix product on this machine."""
+    """Time for its FLOPs at the rate of a large matrix product on this machine."""
     least_memory_ms: float
-    """What its bytes would take at the rate of a large copy on this machine."""
+    """Time for its bytes at the rate of a large copy on this machine."""
     tensor_cores: str
-    """Sizes that miss the multiples that Tensor Cores want, with the next good ones; "" if none do."""
+    """Sizes that do not suit Tensor Cores, each with the next one that does; "" if all do."""
 
     @property
     def ms(self) -> float | None:
-        """Forward and backward."""
+        """Milliseconds forward and backward; None if it does not run alone."""
         return None if self.forward_ms is None else self.forward_ms + (self.backward_ms or 0)
 
     @property
@@ -66,13 +66,13 @@ class LayerCost:
 
     @property
     def attained(self) -> float | None:
-        """Which share of the higher ceiling's rate it reaches, about 0 to 1; None if it was not timed."""
+        """The share of the binding ceiling that it reaches, about 0 to 1; None if it was not timed."""
         least = max(self.least_products_ms, self.least_memory_ms)
         return None if self.ms is None else least / self.ms if self.ms else 1.0
 
     @property
     def bound_by(self) -> Bound:
-        """The ceiling it is nearest to; "neither" if it is ten times slower than both, as small layers are."""
+        """The lower of the two ceilings; "neither" if it reaches less than a tenth of that one, as small layers do."""
         if self.attained is not None and self.attained < _REACHED:
             return "neither"
         return "products" if self.least_products_ms > self.least_memory_ms else "memory"
@@ -87,24 +87,24 @@ class ModelCost(Shown):
     batch_size: int
     """Examples in the batch."""
     device: str
-    """What it was measured on."""
+    """The GPU, or the CPU if there is none."""
     layers: tuple[LayerCost, ...]
-    """Calls of layers, in the order in which they compute."""
+    """One row per call of a layer, in the order of computation."""
     step_ms: float
-    """The whole training step, with the loss, the optimizer's update and all that is in no layer."""
+    """The whole training step, with the loss, the optimizer's update and operations outside of layers."""
     matmul_tflops: dict[str, float]
-    """Rate of a large matrix product, by what it is computed in."""
+    """Rate of a large matrix product, by precision."""
     copy_gib_per_second: float
-    """Rate of a large copy, read and written."""
+    """Rate of a large copy, counting what is read and what is written."""
 
     @property
     def layers_ms(self) -> float:
-        """All layers, each alone."""
+        """The sum over all layers, each timed alone."""
         return sum(layer.ms or 0 for layer in self.layers)
 
     @property
     def rest_ms(self) -> float:
-        """What of the step is in no layer; 0 if the layers take longer alone."""
+        """The part of the step that no timed layer accounts for; 0 if the layers take longer alone."""
         return max(0.0, self.step_ms - self.layers_ms)
 
     @property
@@ -119,7 +119,7 @@ class ModelCost(Shown):
 
     @property
     def costliest(self) -> list[LayerCost]:
-        """The layers by time, the slowest first."""
+        """The layers, slowest first."""
         return sorted(self.layers, key=lambda layer: layer.ms or 0, reverse=True)
 
     def share(self, layer: LayerCost) -> float:
@@ -127,7 +127,7 @@ class ModelCost(Shown):
         return (layer.ms or 0) / max(self.step_ms, self.layers_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON values."""
         derived = ("ms", "intensity", "attained", "bound_by")
         layers = [
             asdict(layer) | {name: getattr(layer, name) for name in derived} | {"share": self.share(layer)}

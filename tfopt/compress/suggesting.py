@@ -29,23 +29,23 @@ _SHARED_HEADS = 4  # query heads to a key head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheaperForm:
-    """Another form of a layer, with the same shapes of inputs and, but for a smaller size, of outputs."""
+    """Another form of a layer. Inputs and outputs keep their shapes, unless the form is a smaller size."""
 
     path: str
     """The layer."""
     alike: int
-    """How many more layers of the model are alike, and would gain as much."""
+    """How many other calls in the model are identical, and would gain as much."""
     form: str
-    """What it would become."""
+    """What the layer would become."""
     comparison: Comparison
-    """Its speed forward and backward, in times of the layer's, on the inputs of the training step."""
+    """Its speed over the layer's, forward and backward, on the inputs of the training step."""
     ms: tuple[float, float]
-    """Milliseconds forward and backward: of the layer, and of this form."""
+    """Milliseconds forward and backward, of the layer and of this form."""
     parameters: tuple[int, int]
     """Of the layer, and of this form."""
     error: float | None
-    """How far its outputs are from the layer's if it starts from its weights: the norm of the difference, over that of
-    the layer's outputs. None if it starts from scratch."""
+    """How far its outputs are from the layer's before any training: the norm of the difference over that of the layer's
+    outputs. None if it does not start from the layer's weights."""
     retrain: str
     """What of the model must be trained again."""
 
@@ -62,13 +62,13 @@ class Suggestions(Shown):
     model: str
     """Name of the model."""
     forms: tuple[CheaperForm, ...]
-    """By layer, the costliest first; of each the fastest first."""
+    """Grouped by layer, costliest layer first; within a layer, fastest form first."""
     without: tuple[str, ...]
-    """Layers as costly for which no cheaper form is known."""
+    """Layers just as costly that have no known cheaper form, or do not run alone."""
 
     @property
     def verdict(self) -> str:
-        """What pays most, in a sentence."""
+        """The form that pays most, in a sentence."""
         paying = [form for form in self.forms if form.pays]
         if not paying:
             return f"No cheaper form of the costliest layers of {self.model} is faster here."
@@ -77,7 +77,7 @@ class Suggestions(Shown):
         return f"{best.path} as {best.form} saves {figure(best.ms[0] - best.ms[1])} ms a step{alike}; {best.retrain}."
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Returns JSON values."""
         forms = [asdict(form) | {"comparison": form.comparison.to_dict(), "pays": form.pays} for form in self.forms]
         return asdict(self) | {"forms": forms, "verdict": self.verdict}
 
@@ -106,18 +106,19 @@ def suggest(model: keras.Model, batch: Data, layers: int = 3) -> Suggestions:
     """Measures cheaper forms of the layers that take most of a training step.
 
     Each form runs forward and backward on the inputs that the layer has in the step, in turn with the layer, compiled
-    as the model is. Fewer FLOPs are often not faster: what is slower here is said to be slower. The model stays as it
-    is. Which form keeps the quality, only training shows.
+    as the model is. Fewer FLOPs are often not faster; the table also lists forms that are slower here. The model stays
+    as it is. Only training shows which form keeps the quality.
 
-    Tried are, for convolutions, a separable one (Chollet, "Xception", 2017), groups (Xie et al., "ResNeXt", 2017), a
+    It tries, for convolutions, a separable one (Chollet, "Xception", 2017), groups (Xie et al., "ResNeXt", 2017), a
     bottleneck of 1×1 convolutions (He et al., "ResNet", 2016), and two of low rank by singular values (Denton et al.,
     2014); for dense layers, two of low rank; for attention, key heads that several query heads share (Ainslie et al.,
-    "GQA", 2023); and sizes that fit Tensor Cores where one misses them.
+    "GQA", 2023); and, for convolutions and dense layers whose number of
+    outputs is not a multiple of 8, the next smaller multiple.
 
     Args:
         model: A compiled model; it is built if it is not.
         batch: As for `cost`.
-        layers: How many to try of those with a cheaper form; layers that are alike count once, and for all of them.
+        layers: How many layers with a cheaper form to try; identical layers count as one.
 
     Returns:
         The forms, each with its time, its parameters and what must be trained again.
