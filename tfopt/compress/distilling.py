@@ -25,22 +25,24 @@ def distil(
 ) -> None:
     """Has `student.fit` learn from a teacher's outputs beside the labels.
 
-    Use it to get back the accuracy of a model that was pruned or given cheaper layers: with the model before as the
-    teacher. The student's training loss becomes its own, plus `weight` times how far its outputs are from the
-    teacher's: for classes, the cross-entropy with the teacher's probabilities, both softened by the temperature, times
-    its square (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015); for other outputs, half
-    of the mean squared difference. Sample weights count for both. `evaluate` and `predict`, metrics and what is saved
-    stay as they are, and the teacher never changes. Each step also runs the teacher forward.
+    Use it to regain the accuracy that a model lost when it was pruned or given cheaper layers, with the original model
+    as the teacher. The student's training loss becomes its own plus `weight` times the distance of its outputs from the
+    teacher's. For classes, that is the cross-entropy with the teacher's probabilities, both softened by the
+    temperature, times the square of the temperature (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
+    Network", 2015); for other outputs, half of the mean squared difference. Sample weights apply to both parts.
+    `evaluate`, `predict`, metrics and saved files stay as they are, and the teacher never changes. Each step also runs
+    the teacher forward.
 
-    It lasts until `distil` is called again; `weight=0` ends it. Saved and cloned models lose it.
+    The effect lasts until `distil` is called again; `weight=0` ends it. Saved and cloned models do not keep it.
 
     Args:
-        teacher: A built model with the student's inputs, and outputs of the same shapes. Where the student gives
-            logits, so must the teacher, and probabilities where it gives these.
-        student: A compiled model. Its loss tells classes: a loss of Keras' for categorical or binary cross-entropy.
-        data: One batch `(x, y[, sample_weight])`, or a dataset of them, on which both are tried.
-        weight: Of the teacher's part of the loss.
-        temperature: Above 1, small probabilities of wrong classes, which tell what resembles what, weigh more.
+        teacher: A built model that takes the student's inputs and has outputs of the same shapes: logits where the
+            student returns logits, probabilities where it returns probabilities.
+        student: A compiled model. Outputs are classes if their loss is Keras' categorical or binary cross-entropy.
+        data: One batch `(x, y[, sample_weight])`, or a dataset of them. Both models are tried on the first.
+        weight: Weight of the teacher's part of the loss. Default: 1.
+        temperature: Above 1, small probabilities of wrong classes, which tell which classes are alike, count more.
+            Default: 2.
 
     Raises:
         TypeError: If a model is not a Keras model.
@@ -79,7 +81,7 @@ class _Distilling:
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """Returns the student's own loss, in training with the teacher's part."""
+        """Returns the student's own loss, and in training adds the teacher's part."""
         own = self._own(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         if not (training and self._weight):
             return own
@@ -96,7 +98,7 @@ class _Distilling:
 
 
 class _Apart(keras.losses.Loss):
-    """How far outputs are from a teacher's, as suits what a loss takes."""
+    """How far outputs are from a teacher's, measured as suits the loss they are trained with."""
 
     def __init__(self, loss: Any, temperature: float):
         super().__init__(name="distillation", reduction="sum_over_batch_size", dtype="float32")

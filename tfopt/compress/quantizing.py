@@ -1,4 +1,4 @@
-"""`quantize`: a model that computes with integers where that is right and faster."""
+"""`quantize`: a model that computes with integers where that is accurate and faster."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,25 +24,25 @@ _BATCHES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Quantized(Shown):
-    """A quantized model, beside the model it was made of. Its `str` is a table."""
+    """A quantized model, beside the original. Its `str` is a table."""
 
     model: keras.Model
-    """Compiled like the other one, for inference: integers do not train."""
+    """The quantized model, compiled like the original; for inference, since integers do not train."""
     bits: int
-    """Of the weights; inputs of a layer take 8."""
+    """Bits of the weights. With 8, inputs of dense layers are rounded to 8 bits too; with 4, they are not."""
     layers: Mapping[str, float]
-    """By the path of a quantized layer: how far its outputs are from its former ones on the first batch, as a share of
+    """How far the outputs of each quantized layer, by path, are from the original's on the first batch, as a share of
     their norm."""
     left: Mapping[str, str]
-    """By the path of a layer with weights that computes as before: why."""
+    """Why other layers with weights, by path, compute as before."""
     apart: float
-    """How far the model's outputs are from its former ones on the data, as a share of their norm."""
+    """How far the model's outputs are from the original's on up to 8 batches of the data, as a share of their norm."""
     before: Footprint
     after: Footprint
 
     @property
     def speedup(self) -> Comparison:
-        """Speed of inference over the former speed."""
+        """Speed of inference over the original's."""
         return compare(self.before.forward, self.after.forward)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,15 +71,15 @@ class Quantized(Shown):
 
 
 def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
-    """Returns a model whose dense layers and embeddings compute with integers, if that is right and faster here.
+    """Returns a model whose dense layers and embeddings compute with integers, if that is accurate and faster here.
 
-    Use it on a trained model before it serves. Weights take 8 or 4 bits, with a scale for each output, and the inputs
-    of each layer are rounded to 8 bits when it runs: Keras' own quantization. The model's outputs may be 5 % from its
-    former ones, by norm over up to 8 batches of the data; if they are further, the layers that are furthest off by
+    Use it on a trained model before it serves. Weights take 8 or 4 bits; with 8, the inputs of dense layers are
+    rounded to 8 bits as well, when they run. This is Keras' own quantization. The outputs may be up to 5 % from the
+    original's, by norm over up to 8 batches of the data; if they are further off, the layers that are least accurate by
     themselves compute as before. `model` does not change.
 
     Integers are often slower: TensorFlow has fast kernels for them under XLA, if at all. Both models are timed in turn,
-    as they are compiled, and one that is not faster is refused, since only its file would be smaller.
+    as they are compiled, and a quantized model that is not faster is refused, since only its file would be smaller.
 
     Args:
         model: Built and compiled; Functional, Sequential, or one that can be cloned.
@@ -91,11 +91,12 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
         The new model, with the layers that were quantized and those that were left, and figures of both models.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
-        ValueError: If the model is not compiled or not built, or `bits` is neither 8 nor 4.
+        TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
+        ValueError: If the model is not compiled or not built, the data never end, or `bits` is neither 8 nor 4.
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If no layer can be quantized, or the outputs would be too far off; if the
-            quantized model is not faster here; or if a part of the model cannot be built again.
+            quantized model is not faster here; if a part of the model cannot be built again; or if it trains on several
+            replicas.
 
     Example:
         >>> quantized = tfopt.compress.quantize(model, validation)

@@ -27,25 +27,25 @@ def prune(
 ) -> Pruned:
     """Returns a smaller model, without the channels, units and attention heads that it needs least.
 
-    Use it on a trained model, and train the smaller one on afterwards: it is faster, and a few epochs regain most of
-    what it lost. For a large share, `PruningSchedule` prunes while the model trains.
+    Use it on a trained model, then train the smaller one: it is faster, and a few epochs regain most of the accuracy
+    that it lost. For a large share, `PruningSchedule` prunes while the model trains.
 
     Each layer loses the same share of its channels, rounded to a multiple of 8 above 32. What depends on a channel goes
     with it, through batch norm, additions, concatenations, depthwise convolutions and changes of shape. The smaller
     model computes exactly what the old one does with zeros in all weights that read those channels. What cannot be cut,
     such as channels that a LayerNormalization averages over or that a Lambda reads, stays, and `.left` says why.
 
-    Nothing changes in `model`. The smaller one has its layers' names and settings and is compiled alike, with a fresh
+    `model` does not change. The smaller one has its layers' names and settings and is compiled alike, with a fresh
     optimizer. Patches of single layers, such as `tfopt.kernels.use_flash_attention` and `tfopt.memory.recompute`, are
     not carried over.
 
     Args:
         model: Built and compiled, Functional or Sequential; any model that can be cloned if not `structured`.
-        data: A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch. The first 32 batches tell what is
+        data: A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch. The first 32 batches show what is
             important; both models are timed on the first and evaluated on all of them.
         sparsity: The share to remove of each layer's channels and heads, or of each kernel's weights. Default: 0.5.
         structured: Whether to cut channels and heads. If False, the smallest weights of each kernel become zero in a
-            model of the same size; TensorFlow computes with them as before, so that no time is saved. Default: True.
+            model of the same size; TensorFlow computes with them as before, so no time is saved. Default: True.
         importance: "taylor", by how much the loss changes, to first order, without a channel; or "norm", by the size of
             the weights that make it. Default: "taylor".
 
@@ -53,12 +53,12 @@ def prune(
         The new model, what was cut and what was left, and figures of both models.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
+        TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
         ValueError: If the model is not compiled or not built, the data do not fit it or never end, or an argument is
             out of range.
         tfopt.errors.PipelineError: If the dataset is empty.
-        tfopt.errors.UnsupportedError: If the model has no graph, nothing of it can be cut, or a part of it cannot be
-            built again, or it trains on several replicas.
+        tfopt.errors.UnsupportedError: If the model has no graph, nothing of it can be cut, a part of it cannot be built
+            again, or it trains on several replicas.
         tfopt.errors.TfoptError: If the gradients are not finite.
 
     Example:

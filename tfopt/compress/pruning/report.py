@@ -18,19 +18,19 @@ _NO_TIME_SAVED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Pruned(Shown):
-    """A pruned model, beside the model it was made of."""
+    """A pruned model, beside the original."""
 
     model: keras.Model
-    """Compiled like the other one, with a fresh optimizer."""
+    """The smaller model, compiled like the original, with a fresh optimizer."""
     sparsity: float
     """The share that was to be removed."""
     structured: bool
-    """Whether channels and heads are gone, or weights are zero."""
+    """Whether channels and heads were removed; if not, weights were set to zero."""
     kept: Mapping[str, tuple[int, int]]
-    """By the path of a layer: how many of its channels are kept, and how many it had; its heads apart. If not
-    `structured`, of its weights."""
+    """How many channels each layer, by path, keeps, and how many it had; heads are listed apart. If not `structured`,
+    these are weights."""
     left: Mapping[str, str]
-    """By the path of a layer: why nothing of it is cut."""
+    """Why nothing is cut of other layers, by path."""
     before: Footprint
     after: Footprint
     callback: keras.callbacks.Callback | None = None
@@ -44,7 +44,7 @@ class Pruned(Shown):
 
     @property
     def speedup(self) -> Comparison:
-        """Speed of the training step over the former speed."""
+        """Speed of the training step over the original's."""
         return compare(*(one.step for one in (self.before, self.after) if one.step))
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,17 +22,17 @@ class PruningSchedule(keras.callbacks.Callback):
 
     The share that is masked grows from 0 at `begin_step` to `sparsity` at `end_step`, fast at first, as 1 - (1 - t)³
     (Zhu and Gupta, "To prune, or not to prune", 2017). Masks set the weights that read a channel or head to zero,
-    within each update of the optimizer. What is masked once stays so. The steps are as slow as before until `cut()`.
+    within each update of the optimizer. What is masked once stays masked. Steps are no faster until `cut()`.
 
-    After `end_step`, let the model train on for a while before you cut it.
+    Let the model train for a while after `end_step` before you cut it.
 
     Args:
         data: As for `prune`.
         sparsity: The share of each layer's channels and heads to remove, or of each kernel's weights.
-        end_step: The step of this callback's training after which the whole share is masked.
-        begin_step: The step after which masks begin to grow. Default: 0.
-        every_steps: Steps between two masks. Default: 100.
-        structured: Whether to mask channels and heads, or, by their size, single weights. Default: True.
+        end_step: The step, counted over all training with this callback, from which the whole share is masked.
+        begin_step: The step from which the masks grow. Default: 0.
+        every_steps: Steps between two updates of the masks. Default: 100.
+        structured: Whether to mask channels and heads. If False, the smallest weights are masked. Default: True.
         importance: As for `prune`.
 
     Raises:
@@ -107,10 +107,10 @@ class PruningSchedule(keras.callbacks.Callback):
             )
 
     def cut(self) -> Pruned:
-        """Returns the model without the masked channels and heads, which computes the same; it is measured beside it.
+        """Returns the model without the masked channels and heads, which computes the same; both are measured.
 
         Raises:
-            ValueError: If there was no training yet, or single weights are masked, which cannot be cut.
+            ValueError: If the model was not trained with this callback yet, or single weights are masked.
             tfopt.errors.UnsupportedError: If a part of the model cannot be built again.
         """
         if not isinstance(self._pruner, _Channels):

@@ -1,4 +1,4 @@
-"""What a model and another version of it take, measured side by side."""
+"""What a model and another version of it cost, measured side by side."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _TURN_MS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a model takes, and how good it is."""
+    """What a model costs in memory and time, and how good it is."""
 
     parameters: int
     mib: float
@@ -62,7 +62,7 @@ def compared(before: Footprint, after: Footprint) -> list[tuple[str, str, str]]:
 def footprints(
     models: tuple[keras.Model, keras.Model], data: Any, *, training: bool = True
 ) -> tuple[Footprint, Footprint]:
-    """Measures two models in turn, and evaluates them; they are not changed but for their metrics."""
+    """Measures two models in turn, and evaluates them; only their metrics change."""
     batch = one_batch(data)
     steps = [StepTimer(model, batch) if training else None for model in models]
     timers: dict[str, Callable[[], StepTimes]] = {}

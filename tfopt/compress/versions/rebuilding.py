@@ -28,8 +28,8 @@ def rebuilt(model: keras.Model, configs: Configs | None = None, kept: Kept | Non
 
     Args:
         model: Built and compiled; it is not changed.
-        configs: What changes in the configs of layers.
-        kept: What is kept of weights. Default: all.
+        configs: Changes to the configs of layers.
+        kept: The indices of weights to keep. Default: all.
 
     Raises:
         tfopt.errors.UnsupportedError: If a part of it cannot be built again.
@@ -65,9 +65,9 @@ def require_same(model: keras.Model, other: keras.Model, batch: Any, what: str) 
         if not off <= _SAME * size:
             raise UnsupportedError(
                 f"Expected {what} to compute what it should. Found: an output of {model.name!r} of norm {size:.2g} is "
-                f"off by {off:.2g}. A layer whose get_config leaves "
-                "something out, or which draws random numbers in inference, does that: correct it, or cut the model "
-                "without it."
+                f"off by {off:.2g}. The cause may be a "
+                "layer whose get_config omits an argument, or which draws random numbers in inference. Correct it, or "
+                "leave it out of the model."
             )
 
 
@@ -77,7 +77,7 @@ def runs_its_graph(layer: Any) -> bool:
 
 
 class _Clones:
-    """Clones layers, each once, with changes to their configs."""
+    """Clones each layer once, with changes to its config."""
 
     def __init__(self, configs: Configs):
         self._configs = configs
