@@ -6,6 +6,7 @@ from quick import first_quick
 
 import tfopt
 from tfopt.compress import distil
+from tfopt.errors import UnsupportedError
 
 layers = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -112,21 +113,45 @@ def test_it_works_in_16_bits_and_under_xla(policy, jit_compile):
         np.testing.assert_allclose(one, other, atol=0.01)
 
 
-def test_two_outputs_with_losses_of_their_own():
-    def two(seed):
-        keras.utils.set_random_seed(seed)
-        inputs = keras.Input((5,))
-        return keras.Model(inputs, {"kind": layers.Dense(4)(inputs), "size": layers.Dense(1)(inputs)})
+def two(seed):
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, {"kind": layers.Dense(4)(inputs), "size": layers.Dense(1)(inputs)})
 
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("order", [("kind", "size"), ("size", "kind"), ("kind",)])
+def test_outputs_follow_their_own_losses_and_weights(order):
     teacher, student = two(1), two(0)
-    student.compile("sgd", {"kind": LOSSES["classes, logits"][2], "size": "mse"})
+    losses = {"kind": LOSSES["classes, logits"][2], "size": "mse"}
+    shares = {"kind": 0.5, "size": 3.0}
+    of = {name: losses[name] if name in order else None for name in (*order, *({"size", "kind"} - set(order)))}
+    student.compile("sgd", of, loss_weights={name: shares[name] if name in order else None for name in of})
     y = {"kind": CLASSES, "size": X[:, :1]}
     own = student.evaluate(X, y, batch_size=12, verbose=0, return_dict=True)["loss"]
     taught, learnt = teacher.predict(X, verbose=0), student.predict(X, verbose=0)
-    part = apart("classes, logits", taught["kind"], learnt["kind"], 2.0).mean()
-    part += apart("numbers", taught["size"], learnt["size"], 2.0).mean()
+    parts = {
+        "kind": apart("classes, logits", taught["kind"], learnt["kind"], 2.0).mean(),
+        "size": apart("numbers", taught["size"], learnt["size"], 2.0).mean(),
+    }
     distil(teacher, student, (X, y))
-    assert student.train_on_batch(X, y, return_dict=True)["loss"] == pytest.approx(own + part, rel=1e-5)
+    found = student.train_on_batch(X, y, return_dict=True)["loss"]
+    assert found == pytest.approx(own + sum(shares[name] * parts[name] for name in order), rel=1e-5)
+
+
+def test_classes_along_another_axis():
+    def net(seed):
+        keras.utils.set_random_seed(seed)
+        return keras.Sequential([keras.Input((5,)), layers.Dense(12), layers.Reshape((4, 3)), layers.Softmax(axis=1)])
+
+    teacher, student = net(1), net(0)
+    student.compile("sgd", keras.losses.CategoricalCrossentropy(axis=1))
+    y = np.eye(4)[RANDOM.integers(4, size=(12, 3))].transpose(0, 2, 1)
+    own = student.evaluate(X, y, batch_size=12, verbose=0)
+    taught, learnt = (one.predict(X, verbose=0).transpose(0, 2, 1) for one in (teacher, student))
+    distil(teacher, student, (X, y), temperature=3.0)
+    part = apart("classes, probabilities", taught, learnt, 3.0).mean()
+    assert student.train_on_batch(X, y) == pytest.approx(own + part, rel=1e-5)
 
 
 def test_evaluation_and_files_stay_as_they_are(tmp_path):
@@ -164,9 +189,22 @@ def test_models_that_do_not_fit_are_refused():
         ValueError, match=r"Found: \(12, 7\) of .* and \(12, 4\) of .*Pass a teacher of the same classes"
     ):
         distil(net(7), student, (X, CLASSES))
+    named = two(0)
+    named.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"same names and shapes"):
+        distil(keras.Model(named.inputs, list(named.output.values())), named, (X, {"kind": X[:, :4], "size": X[:, :1]}))
     with pytest.raises(ValueError, match="weight to be at least 0"):
         distil(net(), student, (X, CLASSES), weight=-1)
     with pytest.raises(ValueError, match="temperature to be above 0"):
         distil(net(), student, (X, CLASSES), temperature=0)
+
+    class Own(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return keras.ops.mean(y_pred)
+
+    own = Own([keras.Input((5,)), layers.Dense(4)])
+    own.compile("sgd")
+    with pytest.raises(UnsupportedError, match="compute_loss with a `training` argument"):
+        distil(net(), own, (X, CLASSES))
     with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
         distil("teacher", student, (X, CLASSES))

@@ -21,7 +21,7 @@ def stacked(compiled, *stack):
 
 @pytest.mark.usefixtures("quick")
 def test_each_form_gives_the_shapes_of_its_layer(compiled, batch, monkeypatch):
-    stack = [keras.Input((9, 9, 8)), layers.Conv2D(12, 3, strides=2, padding="same")]
+    stack = [keras.Input((9, 9, 8)), layers.Conv2D(12, 3, strides=2, padding="same"), layers.ReLU()]
     seen = []
     distance = suggesting._measured
 
@@ -113,6 +113,14 @@ def test_what_is_slower_is_said_to_be_slower(compiled, batch, monkeypatch):
     assert found.verdict == f"No cheaper form of the costliest layers of {model.name} is faster here."
     assert "0.10×, slower" in str(found)
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_models_outputs_are_not_made_fewer(compiled, batch):
+    stack = [layers.Dense(12, name="inner"), layers.Dense(10, name="classes")]
+    found = forms(stacked(compiled, keras.Input((16,)), *stack), batch((16,)))
+    assert ("inner", "8 outputs") in found
+    assert ("classes", "8 outputs") not in found
 
 
 @pytest.mark.usefixtures("quick")

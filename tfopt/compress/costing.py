@@ -47,7 +47,8 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
         TypeError: If `model` is not a Keras model, or `batch` is neither a batch nor a dataset.
         ValueError: If the model is not compiled, or calls no layers.
         tfopt.errors.PipelineError: If the dataset is empty.
-        tfopt.errors.UnsupportedError: If the model has no `call`, or runs eagerly and its step cannot be traced.
+        tfopt.errors.UnsupportedError: If the model has no `call`, trains on several replicas, or runs eagerly and its
+            step cannot be traced.
 
     Example:
         >>> print(tfopt.compress.cost(model, dataset))
@@ -59,7 +60,12 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 
 def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
     """Returns what `cost` does, and the recorded call of each of its layers."""
-    examples = on_device(model, first_batch(require_compiled(model), as_dataset(batch)))
+    if (replicas := require_compiled(model).distribute_strategy.num_replicas_in_sync) > 1:
+        raise UnsupportedError(
+            f"Expected a model on one device. Found: {model.name!r} trains on {replicas} replicas. Build it "
+            "outside the strategy's scope."
+        )
+    examples = on_device(model, first_batch(model, as_dataset(batch)))
     step = StepTimer(model, examples)  # which builds the model
     try:
         recorded = StepCalls(model, examples)

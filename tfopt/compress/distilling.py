@@ -1,12 +1,12 @@
 """`distil`: a student that learns from a teacher's outputs beside the labels, with `fit`."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt import checks
+from tfopt.errors import UnsupportedError
 from tfopt.kernels.replacing import renew, replace, replacement
 from tfopt.model.batches import Data, as_dataset, first_batch
 from tfopt.model.layers import require_compiled, require_model
@@ -49,6 +49,8 @@ def distil(
         ValueError: If the student is not compiled, teacher and student are the same, their outputs differ in shape or
             number, or `weight` or `temperature` is out of range.
         tfopt.errors.PipelineError: If the dataset is empty.
+        tfopt.errors.UnsupportedError: If the student's own `compute_loss` takes no `training`, or it trains on several
+            replicas.
 
     Example:
         >>> tfopt.compress.distil(model, smaller, dataset)
@@ -58,6 +60,16 @@ def distil(
     require_compiled(student)
     weight = checks.number("weight", weight, "Pass how much the teacher counts beside the labels.", least=0)
     temperature = checks.number("temperature", temperature, "Pass 1 for the probabilities as they are.", above=0)
+    if not student._compute_loss_has_training_arg:
+        raise UnsupportedError(
+            "Expected a compute_loss with a `training` argument, by which training is told from evaluation. Found none "
+            f"in {student.name!r}. Add training=True to the arguments of its compute_loss."
+        )
+    if (replicas := student.distribute_strategy.num_replicas_in_sync) > 1:
+        raise UnsupportedError(
+            f"Expected a student on one device. Found: {student.name!r} trains on {replicas} replicas. Build it "
+            "outside the strategy's scope."
+        )
     if teacher is student:
         raise ValueError(
             f"Expected a teacher and another model. Received {student.name!r} for both. Clone the model first, with "
@@ -85,16 +97,25 @@ class _Distilling:
         own = self._own(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         if not (training and self._weight):
             return own
-        outputs = keras.tree.flatten(y_pred)
-        taught = [tf.stop_gradient(output) for output in keras.tree.flatten(_outputs(self._teacher, x))]
-        losses = [entry.loss for entry in getattr(self._student._compile_loss, "_flat_losses", None) or ()]
-        losses = losses if len(losses) == len(outputs) else [None] * len(outputs)
-        weights = keras.tree.flatten(sample_weight)
-        weights = weights if len(weights) == len(outputs) else weights * len(outputs) or [None] * len(outputs)
-        for loss, output, target, counts in zip(losses, outputs, taught, weights, strict=True):
-            part = _Apart(loss, self._temperature)(tf.cast(target, tf.float32), output, sample_weight=counts)
-            own += tf.cast(self._weight * part, own.dtype)
+        taught = _outputs(self._teacher, x)
+        for path, loss, share in self._losses(y_pred):
+            target = tf.cast(tf.stop_gradient(_at(taught, path)), tf.float32)
+            counts = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
+            part = _Apart(loss, self._temperature)(target, _at(y_pred, path), sample_weight=counts)
+            own += tf.cast(self._weight * share * part, own.dtype)
         return own
+
+    def _losses(self, outputs: Any) -> list[tuple[tuple[Any, ...], Any, float]]:
+        """Returns the path of each output that has a loss, with the loss and its weight; all of them if none has."""
+        entries = getattr(self._student._compile_loss, "_flat_losses", None) or ()
+        found = [(path, loss, 1.0 if weight is None else weight) for path, loss, weight, _ in entries]
+        return found or [(path, None, 1.0) for path, _ in keras.tree.flatten_with_path(outputs)]
+
+
+def _at(values: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        values = values[key]
+    return values
 
 
 class _Apart(keras.losses.Loss):
@@ -104,10 +125,12 @@ class _Apart(keras.losses.Loss):
         super().__init__(name="distillation", reduction="sum_over_batch_size", dtype="float32")
         self._temperature = temperature
         self._function = getattr(loss, "fn", None)
-        self._logits = bool(getattr(loss, "_fn_kwargs", {}).get("from_logits"))
+        options = getattr(loss, "_fn_kwargs", {})
+        self._logits, self._axis = bool(options.get("from_logits")), options.get("axis", -1)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns a number for each prediction."""
+        y_true, y_pred = (keras.ops.moveaxis(values, self._axis, -1) for values in (y_true, y_pred))
         if self._function in _CLASSES:
             target, output = (self._softened(values, tf.math.log) for values in (y_true, y_pred))
             apart = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(target), output)
@@ -132,15 +155,18 @@ def _outputs(model: keras.Model, x: Any) -> Any:
 
 
 def _expect_alike(teacher: keras.Model, student: keras.Model, x: Any) -> None:
-    """Refuses models whose outputs on a batch differ in shape."""
-    found = [[tuple(output.shape) for output in keras.tree.flatten(_outputs(model, x))] for model in (teacher, student)]
+    """Refuses models whose outputs on a batch differ in structure or shape."""
+    found = [
+        keras.tree.map_structure(lambda output: str(tuple(output.shape)), _outputs(model, x))
+        for model in (teacher, student)
+    ]
     if found[0] != found[1]:
         raise ValueError(
-            "Expected outputs of the same shapes from the teacher and the student. Found: "
+            "Expected outputs of the same names and shapes from the teacher and the student. Found: "
             f"{_listed(found[0])} of {teacher.name!r}, and {_listed(found[1])} of {student.name!r}. Pass a teacher of "
             "the same classes."
         )
 
 
-def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
-    return " and ".join(map(str, shapes))
+def _listed(shapes: Any) -> str:
+    return str(shapes).replace("'(", "(").replace(")'", ")")

@@ -71,9 +71,14 @@ class LayerCost:
         return None if self.ms is None else least / self.ms if self.ms else 1.0
 
     @property
-    def bound_by(self) -> Bound:
-        """The lower of the two ceilings; "neither" if it reaches less than a tenth of that one, as small layers do."""
-        if self.attained is not None and self.attained < _REACHED:
+    def bound_by(self) -> Bound | None:
+        """The lower of the two ceilings; "neither" if it reaches less than a tenth of that one, as small layers do.
+
+        None if the layer was not timed, or some of its FLOPs are unknown.
+        """
+        if self.attained is None or self.unknown:
+            return None
+        if self.attained < _REACHED:
             return "neither"
         return "products" if self.least_products_ms > self.least_memory_ms else "memory"
 
@@ -152,13 +157,14 @@ class ModelCost(Shown):
         """Where the time goes, in a sentence."""
         first = self.costliest[0]
         places = {
-            "products": "its matrix products",
-            "memory": "moving its tensors",
-            "neither": "neither ceiling: its operations are small, or its kernels slow",
+            "products": ", bound by its matrix products",
+            "memory": ", bound by moving its tensors",
+            "neither": ", bound by neither ceiling: its operations are small, or its kernels slow",
+            None: "",
         }
         return (
             f"{self.model} at batch size {self.batch_size:,} takes {figure(self.step_ms)} ms a step; {first.path} "
-            f"takes {percent(self.share(first))} of it, bound by {places[first.bound_by]}."
+            f"takes {percent(self.share(first))} of it{places[first.bound_by]}."
         )
 
     def __str__(self) -> str:
@@ -178,7 +184,7 @@ def cells(cost: ModelCost, layer: LayerCost) -> tuple[str, ...]:
     """Returns a layer's row of the table, under `HEADS`."""
     return (
         f"{layer.path}{'*' * layer.own}",
-        layer.bound_by + ("" if layer.attained is None else f" {100 * layer.attained:.0f} %"),
+        "" if layer.bound_by is None else f"{layer.bound_by} {100 * (layer.attained or 0):.0f} %",
         "not alone" if layer.ms is None else figure(layer.ms),
         percent(cost.share(layer)),
         f"{figure(layer.flops / 1e6)}{'+' * bool(layer.unknown)}",

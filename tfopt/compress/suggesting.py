@@ -1,6 +1,6 @@
 """`suggest`: cheaper forms of a model's costliest layers, measured on the spot."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial, singledispatch
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from tfopt.compress.costing import cost_and_calls
 from tfopt.measure import Comparison, compare, interleave
 from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
 from tfopt.model.batches import Data
-from tfopt.model.layers import is_keras_own
+from tfopt.model.layers import is_keras_own, output_layers
 from tfopt.model.step_calls import StepCall, kind_of
 from tfopt.text import Shown, aligned, figure, percent, wrapped
 
@@ -137,11 +137,12 @@ def suggest(model: keras.Model, batch: Data, layers: int = 3) -> Suggestions:
     kinds = [kind_of(call.layer, [call]) for call in calls]
     alike = {kind: [place for place, other in enumerate(kinds) if other == kind] for kind in kinds}
     costly = sorted(alike.values(), key=lambda places: sum(cost.layers[at].ms or 0 for at in places), reverse=True)
+    last = output_layers(model)
     forms: list[CheaperForm] = []
     without: list[str] = []
     for place, *others in costly:
         call, path = calls[place], cost.layers[place].path
-        known = _forms_of(call) if cost.layers[place].ms else []
+        known = _forms_of(call, last) if cost.layers[place].ms else []
         found = [_measured(model, call, path, len(others), form) for form in known]
         forms += sorted(found, key=lambda form: form.comparison.ratio, reverse=True)
         layers -= bool(known)
@@ -158,13 +159,16 @@ class _Form(NamedTuple):
     name: str
     layer: keras.Layer
     retrain: str = "train it and what follows from scratch"
+    smaller: bool = False  # whether it has fewer outputs
     start: Any = None  # a function that sets the weights of the built layer from those of the one it stands for
 
 
-def _forms_of(call: StepCall) -> list[_Form]:
+def _forms_of(call: StepCall, last: Collection[keras.Layer]) -> list[_Form]:
+    """Returns the forms of a layer; of those in `last`, which make the model's outputs, none with fewer of them."""
     if not is_keras_own(call.layer):
         return []
-    return list(_forms(call.layer, [tuple(tensor.shape) for tensor in call.tensors]))
+    shapes = [tuple(tensor.shape) for tensor in call.tensors]
+    return [form for form in _forms(call.layer, shapes) if not (form.smaller and call.layer in last)]
 
 
 @singledispatch
@@ -244,7 +248,7 @@ def _fitting(layer: Any, name: str, what: str) -> Iterator[_Form]:
     if smaller and smaller != size:
         config = layer.get_config() | {name: smaller, "name": None}
         retrain = f"train it and what follows from scratch; the next layers take {smaller:,}"
-        yield _Form(f"{smaller:,} {what}", type(layer).from_config(config), retrain)
+        yield _Form(f"{smaller:,} {what}", type(layer).from_config(config), retrain, smaller=True)
 
 
 def _kept_rank(rows: int, columns: int) -> int:
@@ -254,7 +258,7 @@ def _kept_rank(rows: int, columns: int) -> int:
 
 def _low_rank(layer: keras.Sequential, rank: int) -> _Form:
     return _Form(
-        f"two of rank {rank}", layer, "train the model on, from the layer's own weights", _from_singular_values
+        f"two of rank {rank}", layer, "train the model on, from the layer's own weights", start=_from_singular_values
     )
 
 

@@ -126,6 +126,16 @@ def test_averaged_weights_are_masked_too():
     assert_cut_computes_the_same(model, schedule)
 
 
+def test_what_sets_masked_weights_after_the_training_is_noticed():
+    model = net()
+    schedule = PruningSchedule(dataset(model, 2), 0.5, end_step=1)
+    before = model.get_weights()
+    fitted(model, schedule, 3)
+    model.set_weights(before)
+    with pytest.raises(ValueError, match="masked as the training left them"):
+        schedule.cut()
+
+
 @pytest.mark.slow
 def test_an_interrupted_fit_leaves_nothing_behind_for_the_next():
     model = net()

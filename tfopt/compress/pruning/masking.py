@@ -61,6 +61,11 @@ def apply(masks: Iterable[Mask]) -> None:
         weight.assign(weight * tf.cast(kept, weight.dtype))
 
 
+def hold(masks: Iterable[Mask]) -> bool:
+    """Whether all masked weights are zero."""
+    return not any(np.any(np.asarray(tf.cast(weight.value, "float32")) * ~kept) for weight, kept in masks)
+
+
 class Held:
     """Masks that the optimizer applies after each update, as a constraint of each weight, so within its step.
 

@@ -7,7 +7,7 @@ import keras
 from tfopt import checks
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import Graph, graph_of
-from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, weight_masks
+from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, hold, weight_masks
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
 from tfopt.compress.versions.arguments import require_finite, require_single
@@ -110,7 +110,8 @@ class PruningSchedule(keras.callbacks.Callback):
         """Returns the model without the masked channels and heads, which computes the same; both are measured.
 
         Raises:
-            ValueError: If the model was not trained with this callback yet, or single weights are masked.
+            ValueError: If the model was not trained with this callback yet, single weights are masked, or masked ones
+                have changed since.
             tfopt.errors.UnsupportedError: If a part of the model cannot be built again.
         """
         if not isinstance(self._pruner, _Channels):
@@ -118,6 +119,12 @@ class PruningSchedule(keras.callbacks.Callback):
             raise ValueError(
                 f"Expected channels that a training has masked. Found: {found}. Call fit with this callback, "
                 "structured=True, and then cut()."
+            )
+        if not hold(self._pruner.masks):
+            raise ValueError(
+                "Expected channels that are masked as the training left them. Found: something has set their weights "
+                "since, such as another fit, or a callback that restores the best ones. Put this callback after such "
+                "callbacks, and call cut() right after fit."
             )
         return self._pruner.smaller(self._sparsity)
 
