@@ -37,7 +37,8 @@ def outputs_and_gradients(calls: Sequence[StepCall], inputs: Sequence[list[Any]]
                 tape.watch(wanted)
                 made = floating_tensors(call.again(tensors))
             sources = wanted + [variable.value for variable in call.layer.trainable_weights]
-            gradients = tape.gradient(made, sources) if made and sources else []
+            # Any gradients of the outputs but constant ones, with which XLA leaves out work.
+            gradients = tape.gradient(made, sources, output_gradients=made) if made and sources else []
             found += [*made, *(x for x in gradients if x is not None)]
     return found
 
