@@ -204,7 +204,7 @@ def test_models_that_do_not_fit_are_refused():
 
     own = Own([keras.Input((5,)), layers.Dense(4)])
     own.compile("sgd")
-    with pytest.raises(UnsupportedError, match="compute_loss with a `training` argument"):
+    with pytest.raises(UnsupportedError, match="compute_loss that takes `training`"):
         distil(net(), own, (X, CLASSES))
     with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
         distil("teacher", student, (X, CLASSES))

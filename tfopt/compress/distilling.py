@@ -62,8 +62,8 @@ def distil(
     temperature = checks.number("temperature", temperature, "Pass 1 for the probabilities as they are.", above=0)
     if not student._compute_loss_has_training_arg:
         raise UnsupportedError(
-            "Expected a compute_loss with a `training` argument, by which training is told from evaluation. Found none "
-            f"in {student.name!r}. Add training=True to the arguments of its compute_loss."
+            "Expected a compute_loss that takes `training`, so that evaluation can leave the teacher out. Found: "
+            f"that of {student.name!r} does not. Add training=True to its arguments."
         )
     if (replicas := student.distribute_strategy.num_replicas_in_sync) > 1:
         raise UnsupportedError(

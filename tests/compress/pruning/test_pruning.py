@@ -11,27 +11,11 @@ import tensorflow as tf
 from models import assert_same_state, state
 from prunable_nets import NETS, inputs_of, randomized
 
-from tfopt.compress import Footprint, Pruned, prune
-from tfopt.compress.pruning import pruning
+from tfopt.compress import Pruned, prune
 from tfopt.compress.versions.rebuilding import rebuilt
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
-from tfopt.measure import StepTimes
 
 _L = keras.layers
-TIMES = StepTimes(repeats_ms=((2.0, 2.0),), steps_per_sample=1, first_step_seconds=1.0)
-
-
-@pytest.fixture
-def unmeasured(monkeypatch):
-    """Measuring takes a second, and few tests are about it."""
-
-    def footprints(models, data):
-        return tuple(
-            Footprint(parameters=model.count_params(), mib=1.0, gflops=None, step=TIMES, forward=TIMES, quality={})
-            for model in models
-        )
-
-    monkeypatch.setattr(pruning, "footprints", footprints)
 
 
 def net(*layers, inputs=6, **options):
@@ -261,7 +245,9 @@ def test_activations_that_keras_cannot_name(unmeasured, activation):
 @pytest.mark.parametrize("function", [lambda y, p: keras.ops.mean(FACTOR * (y - p) ** 2, -1)])
 def test_a_loss_and_a_metric_of_the_users(unmeasured, function):
     new = prune(model := net(_L.Dense(8), loss=function, metrics=[function]), data_for(model)).model
-    new.fit(*data_for(model), verbose=0)
+    x, y = data_for(model)
+    expected = pytest.approx(float(keras.ops.mean(function(y, new.predict(x, verbose=0)))), rel=1e-5)
+    assert new.evaluate(x, y, verbose=0) == [expected, expected]
 
 
 def test_functional_classes(unmeasured):

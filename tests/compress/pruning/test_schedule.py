@@ -8,24 +8,11 @@ import pytest
 import tensorflow as tf
 from prunable_nets import NETS, inputs_of, randomized
 
-from tfopt.compress import Footprint, PruningSchedule
-from tfopt.compress.pruning import schedule as schedules
+from tfopt.compress import PruningSchedule
 from tfopt.errors import UnsupportedError
-from tfopt.measure import StepTimes
 
 _L = keras.layers
-TIMES = StepTimes(repeats_ms=((2.0, 2.0),), steps_per_sample=1, first_step_seconds=1.0)
-
-
-@pytest.fixture(autouse=True)
-def _unmeasured(monkeypatch):
-    def footprints(models, data):
-        return tuple(
-            Footprint(parameters=model.count_params(), mib=1.0, gflops=None, step=TIMES, forward=TIMES, quality={})
-            for model in models
-        )
-
-    monkeypatch.setattr(schedules, "footprints", footprints)
+pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
 def net(optimizer="adam", units=20, **options):
