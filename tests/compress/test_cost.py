@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from quick import first_quick
 from taking import taking
 
-from tfopt.compress import cost, costing, suggest
+from tfopt.compress import cost, costing, distil, prune, quantize, suggest
 from tfopt.errors import UnsupportedError
 from tfopt.measure import StepTimer
 
@@ -297,3 +298,12 @@ def test_bad_models_are_refused(compiled, batch):
         cost(compiled(Pair()), batch((4,)))
     with pytest.raises(ValueError, match="which calls none"):
         cost(compiled(Bare()), batch((4,)))
+
+
+@pytest.mark.parametrize("refusing", [cost, suggest, lambda model, data: distil(model, model, data), prune, quantize])
+def test_several_replicas_are_refused(compiled, batch, monkeypatch, refusing):
+    model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(2, name="only")]))
+    strategy = SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(keras.Sequential, "distribute_strategy", property(lambda self: strategy), raising=False)
+    with pytest.raises(UnsupportedError, match=r"one device.* trains on 2 replicas.* outside the strategy's scope"):
+        refusing(model, batch((4,)))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.model_cost import LayerCost, ModelCost
+from tfopt.compress.versions.arguments import require_one_device
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpus, host
 from tfopt.measure import copy_gib_per_second, interleave, matmul_tflops
@@ -60,11 +61,7 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 
 def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
     """Returns what `cost` does, and the recorded call of each of its layers."""
-    if (replicas := require_compiled(model).distribute_strategy.num_replicas_in_sync) > 1:
-        raise UnsupportedError(
-            f"Expected a model on one device. Found: {model.name!r} trains on {replicas} replicas. Build it "
-            "outside the strategy's scope."
-        )
+    require_one_device(require_compiled(model))
     examples = on_device(model, first_batch(model, as_dataset(batch)))
     step = StepTimer(model, examples)  # which builds the model
     try:

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
+from tfopt.compress.versions.arguments import require_one_device
 from tfopt.errors import UnsupportedError
 from tfopt.kernels.replacing import renew, replace, replacement
 from tfopt.model.batches import Data, as_dataset, first_batch
@@ -65,11 +66,7 @@ def distil(
             "Expected a compute_loss that takes `training`, so that evaluation can leave the teacher out. Found: "
             f"that of {student.name!r} does not. Add training=True to its arguments."
         )
-    if (replicas := student.distribute_strategy.num_replicas_in_sync) > 1:
-        raise UnsupportedError(
-            f"Expected a student on one device. Found: {student.name!r} trains on {replicas} replicas. Build it "
-            "outside the strategy's scope."
-        )
+    require_one_device(student)
     if teacher is student:
         raise ValueError(
             f"Expected a teacher and another model. Received {student.name!r} for both. Clone the model first, with "

@@ -23,9 +23,14 @@ def require_single(model: keras.Model, verb: str) -> None:
         raise ValueError(
             f"Expected a built model. Received: {model.name!r}, which has no weights yet. Call it on one batch first."
         )
+    remedy = "built outside the strategy's scope with the same weights, save what comes of it, and load that inside."
+    require_one_device(model, f"{verb} a model {remedy}")
+
+
+def require_one_device(model: keras.Model, remedy: str = "Build it outside the strategy's scope.") -> None:
+    """Raises an UnsupportedError if a model trains on several replicas."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise UnsupportedError(
-            f"Expected a model on one device. Found: {model.name!r} trains on {replicas} replicas. {verb} a model "
-            "built outside the strategy's scope with the same weights, save what comes of it, and load that inside."
+            f"Expected a model on one device. Found: {model.name!r} trains on {replicas} replicas. {remedy}"
         )
