@@ -14,9 +14,10 @@ GROUPED = ("Llama", "Llama3", "Mistral", "Gemma", "Gemma3", "Qwen", "Qwen3", "Ph
 WINDOWS = {"Mistral": {16}}
 
 
-def outputs_and_gradients(model, tokens, **options):
-    """All as one vector each, in float64."""
+def outputs_and_gradients(model, batches, **options):
+    """Of each batch all as one vector each, in float64; what they take is compiled once."""
 
+    @tf.function(autograph=False, **options)
     def step(tokens):
         with tf.GradientTape() as tape:
             output = tf.concat([tf.reshape(tf.cast(each, tf.float32), [-1]) for each in outputs_of(model, tokens)], 0)
@@ -24,8 +25,11 @@ def outputs_and_gradients(model, tokens, **options):
         gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
         return output, [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
 
-    output, gradients = tf.function(step, autograph=False, **options)(tokens)
-    return output.numpy().astype(np.float64), np.concatenate([np.ravel(each) for each in gradients]).astype(np.float64)
+    def vectors(tokens):
+        output, gradients = step(tokens)
+        return [np.concatenate([np.ravel(each) for each in found]).astype("float64") for found in ([output], gradients)]
+
+    return [vectors(tokens) for tokens in batches]
 
 
 def outputs_of(model, tokens):
@@ -40,27 +44,27 @@ def distance(one, other):
     return np.linalg.norm(one - other) / np.linalg.norm(other)
 
 
-def assert_taken_and_the_same(name, policy, after=lambda: None, **options):
+def assert_taken_and_the_same(name, policy, **options):
     """All attention is taken, and is as near to float32 as the layers' own path is, forward and backward."""
     pytest.importorskip("keras_hub")
     if (name, policy) == ("T5Backbone", "mixed_float16"):
         pytest.skip("KerasHub's T5 masks with -1e9, which float16 cannot hold: its own output is NaN")
     model, exact = backbone(name, policy), backbone(name, "float32")
     exact.set_weights(model.get_weights())
-    tokens = {padded: batch(model, padded) for padded in PADDED}
-    plain = {padded: outputs_and_gradients(model, given, **options) for padded, given in tokens.items()}
+    batches = [batch(model, padded) for padded in PADDED]
+    own, true = outputs_and_gradients(model, batches), outputs_and_gradients(exact, batches)
     changed = use_flash_attention(model)
     assert changed >= 2
-    for padded, given in tokens.items():
-        output, gradients = outputs_and_gradients(model, given, **options)
-        (own_output, own_gradients), (true_output, true_gradients) = plain[padded], outputs_and_gradients(exact, given)
+    flash = outputs_and_gradients(model, batches, **options)
+    for (output, gradients), (own_output, own_gradients), (true_output, true_gradients) in zip(
+        flash, own, true, strict=True
+    ):
         assert distance(output, true_output) < 1.25 * distance(own_output, true_output) < 0.02
         # One unit that is rounded to the other side of 0 changes what all layers before it get.
         rounding = distance(own_gradients, true_gradients)
         assert distance(gradients, true_gradients) < max(0.03, 3 * rounding)
         assert rounding < 0.05
-        assert [row.training for row in explain(model).layers] == [()] * changed
-        after()
+    assert [row.training for row in explain(model).layers] == [()] * changed
     assert undo(model) == changed
 
 
@@ -76,14 +80,9 @@ CASES = [
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that KerasHub does not build
 def test_all_attention_is_taken_and_computes_the_same(cudnn, uncompiled, name, policy):
     kind = name.removesuffix("Backbone")
-
-    def in_the_expected_form():
-        assert {config["sliding_window_length"] for _, config in cudnn.calls} - {0} == WINDOWS.get(kind, set())
-        assert all(shapes["key"][2] == (2 if kind in GROUPED else 4) for shapes in cudnn.shapes)
-        cudnn.calls.clear()
-        cudnn.shapes.clear()
-
-    assert_taken_and_the_same(name, policy, in_the_expected_form)
+    assert_taken_and_the_same(name, policy)
+    assert {config["sliding_window_length"] for _, config in cudnn.calls} - {0} == WINDOWS.get(kind, set())
+    assert all(shapes["key"][2] == (2 if kind in GROUPED else 4) for shapes in cudnn.shapes)
 
 
 @pytest.mark.gpu

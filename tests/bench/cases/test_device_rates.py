@@ -18,6 +18,12 @@ def test_rates_are_sizes_over_seconds(monkeypatch):
     )
 
 
+@pytest.mark.gpu
+def test_no_copy_to_the_gpu_is_faster_than_one_on_it():
+    rates = device.device_rates([])
+    assert 0.5 < rates.host_to_device_gib_per_second < rates.copy_gib_per_second
+
+
 def test_a_case_relates_its_model_to_them(monkeypatch):
     def rates(dtypes):
         return DeviceRates(

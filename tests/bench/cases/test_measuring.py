@@ -62,6 +62,15 @@ def test_each_turn_is_handed_over_as_it_ends():
     assert {result.planned_turns for result, _ in seen} == {2}
 
 
+def test_in_each_turn_what_says_most_comes_first():
+    ordinary, recommended, ceiling = variant("b", 1.0), variant("c", 1.0), variant("d", 1.0)
+    variants = variant("a", 1.0), ordinary, replace(recommended, recommended=True), replace(ceiling, ceiling=True)
+    seen = []
+    outcome = measure(case(*variants, repeats=1), lambda result, name: seen.append(name))
+    assert seen == ["a", "c", "d", "b"]
+    assert [one.name for one in outcome.variants] == ["a", "b", "c", "d"]
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3, 8])
 def test_a_resumed_case_takes_only_the_turns_that_are_missing(turns):
     """Of four each, `turns` were taken in another process."""

@@ -285,6 +285,8 @@ def test_the_lead_names_what_helped_best_first(document):
             variant["verdict"] = "no difference"
     assert formatting.lead(from_json(changed)).startswith("Nothing was faster than its baseline here.")
     assert formatting.lead(replace(run, cases=())).startswith("Nothing was measured.")
+    stack = tuple(case for case in run.cases if case.suite == "stack")
+    assert formatting.lead(replace(run, cases=stack)).startswith("Faster than its baseline here: ")
 
 
 @pytest.mark.parametrize(

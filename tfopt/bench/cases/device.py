@@ -141,8 +141,10 @@ def device_rates(dtypes: Iterable[str]) -> DeviceRates:
         host = tf.zeros((_GIB // 8,), tf.int64) if gpus else None  # not int32, which TensorFlow leaves on the host
 
     def to_device() -> Any:
+        with tf.device("CPU:0"):
+            anew = tf.reshape(host, [-1])  # a tensor that was copied to a GPU once keeps the copy
         with tf.device(gpus[0].name):
-            return tf.identity(host)
+            return tf.identity(anew)
 
     return DeviceRates(
         matmul_tflops={dtype: matmul_tflops(dtype) for dtype in sorted(dtypes)},

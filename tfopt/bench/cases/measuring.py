@@ -92,18 +92,21 @@ class _Measurement:
         case = self._case
         with ExitStack() as stack, GpuReadings(max(variant.gpus for variant in case.variants)) as readings:
             stacks = {variant.name: stack.enter_context(ExitStack()) for variant in case.variants}
-            others = OtherProcesses()
+            busy = OtherProcesses()
             meters = {v.name: MemoryMeter(partial(v.timer, stacks[v.name])) for v in case.variants}
             first = self._rounds()
+            # What says most comes first, should the time run out in the first turn.
+            baseline, *others = case.variants
+            ordered = [baseline, *sorted(others, key=lambda variant: not (variant.recommended or variant.ceiling))]
             for turn in range(first, case.repeats):
-                for variant in case.variants:
+                for variant in ordered:
                     name = variant.name
                     if self._results[name].refused or self._results[name].turns > turn:
                         continue
                     if turn > first and self._clock() >= self._due:
                         return
                     if times := self._attempt(variant, readings.during(name, meters[name])):
-                        self._note_others(others.cpu_percent())
+                        self._note_others(busy.cpu_percent())
                         self._add(variant, times, meters[name], readings)
                     else:
                         # What it holds on the device, the others need.
