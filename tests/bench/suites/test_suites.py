@@ -12,6 +12,7 @@ from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.run_file import RunFile, read
 from tfopt.bench.run import _cases
+from tfopt.bench import suites
 from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
 from tfopt.bench.workloads import digits, photos
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
@@ -244,7 +245,11 @@ def test_a_gpu_adds_resnet50():
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
     saves = ["training with saves", "save", "restore"]
     gpt2 = ["gpt2, small", "gpt2, small"]
-    rest = [*photographs, "mlp, tiny", *gpt2, "digits", *saves, "digits", "mlp, tiny", *processes]
+    cheaper = ["resnet, small", "mobilenet, small", "vit, small"]
+    on_cpu = ["convolution, 64 channels", "dense, 512 units", "attention, 8 heads, width 512"]
+    on_gpu = ["convolution, 256 channels", "dense, 2048 units", "attention, 8 heads, width 2048"]
+    rest = [*photographs, "mlp, tiny", *gpt2, "digits", *on_cpu, *cheaper, "mlp, inference"]
+    rest += [*saves, "digits", "mlp, tiny", *processes]
     assert workloads["cpu"] == ["photos", "digits", "digits", *rest]
     fit = [case.workload for case in load("fit").cases(GPU)]
     assert workloads["gpu"] == [
@@ -254,6 +259,8 @@ def test_a_gpu_adds_resnet50():
         *("resnet50 from JPEG", *photographs),
         *fit,
         *("gpt2", "gpt2", "digits"),
+        *on_gpu,
+        *(*cheaper, "resnet50", "mlp, inference"),
         *saves,
         *("digits", "mlp, tiny"),
         *processes,
@@ -269,7 +276,7 @@ def test_listing_writes_nothing(tmp_path, monkeypatch):
 def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert sorted(expand(["gpu"])) == sorted(SUMMARIES)
     assert expand(["xla", "gpu"])[:2] == ["xla", "fit"]
-    assert expand([]) == [suite for suite in SUMMARIES if suite not in ("memory", "batch", "checkpoint")]
+    assert expand([]) == [suite for suite in SUMMARIES if suite not in suites._BY_NAME]
     with pytest.raises(ValueError, match=r"Received: 'gpus'\. Did you mean 'gpu'\?"):
         expand(["xla", "gpus"])
     addresses = [(case.suite, case.workload) for case in _cases(["gpu"], GPU)]
@@ -283,7 +290,8 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert {suite for suite, _ in kernels} == {"fit"}
     assert kernels[-1] == ("fit", "resnet50, no XLA")
     assert list(dict.fromkeys(suite for suite, _ in addresses[15:])) == [
-        *("memory", "batch", "precision", "xla", "callbacks", "pipeline", "distribute", "checkpoint")
+        *("memory", "batch", "precision", "compress", "cost"),
+        *("xla", "callbacks", "pipeline", "distribute", "checkpoint"),
     ]
     assert [suite for suite, _ in ((case.suite, case.workload) for case in _cases(["xla", "fit"], CPU))] == [
         "xla",

@@ -18,13 +18,15 @@ SUMMARIES = {
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
     "memory": "GPT-2's step with activations recomputed and with its loss in pieces: memory and time",
     "batch": "accumulated batches beside a large one, and the batch size that tfopt.batch.find recommends",
+    "cost": "convolutions, dense layers and attention beside cheaper forms: which train faster here",
+    "compress": "nets pruned and distilled beside the whole ones, accuracy included, and inference in integers",
     "checkpoint": "saving a training and restoring it, with TrainingCheckpoint and with what TensorFlow and Keras have",
     "callbacks": "fit with and without tfopt's callbacks",
     "distribute": "several processes: a step, its optimizer state, skipped synchronisation, input; and all GPUs",
 }
 
 # Run only by name: they take so long that the others would lose most of their five minutes.
-_BY_NAME = ("memory", "batch", "checkpoint")
+_BY_NAME = ("memory", "batch", "cost", "compress", "checkpoint")
 
 # What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.
 _SECONDS = {
@@ -35,6 +37,8 @@ _SECONDS = {
     "fit": 9,
     "memory": 60,
     "batch": 70,
+    "cost": 30,
+    "compress": 500,
     "checkpoint": 440,
     "callbacks": 15,
     "distribute": 85,
@@ -53,6 +57,8 @@ LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("memory", None),
         ("batch", None),
         ("precision", None),
+        ("compress", None),
+        ("cost", None),
         ("xla", None),
         ("callbacks", None),
         ("pipeline", None),

@@ -1,0 +1,98 @@
+"""Layers beside cheaper forms of them, such as `tfopt.compress.suggest` tries: which train faster on this machine."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import keras
+import numpy as np
+
+from tfopt import precision
+from tfopt.bench.cases import Case, Scale, Timer, Variant
+from tfopt.measure import StepTimer
+
+_DEPTH = 3  # layers of a form, one after the other
+_STEPS, _SAMPLES = 4, 2
+
+_Build = Callable[[], keras.Layer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """A layer's forms, the usual one first."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of an example, which every form keeps."""
+    forms: Mapping[str, _Build]
+
+
+def cases(scale: Scale) -> list[Case]:
+    """Lists the cases for this size."""
+    channels, batch_size = (256, 64) if scale.resnet else (64, 16)
+    return [
+        _case(layers, batch_size) for layers in (_convolution(channels), _dense(8 * channels), _attention(8 * channels))
+    ]
+
+
+def _convolution(channels: int) -> _Layers:
+    wide = partial(keras.layers.Conv2D, channels, padding="same")
+    narrow = partial(keras.layers.Conv2D, channels // 4, padding="same")
+    low_rank = partial(keras.layers.Conv2D, 9 * channels // 20, padding="same")
+    forms: dict[str, _Build] = {
+        "3×3": partial(wide, 3),
+        "separable": partial(keras.layers.SeparableConv2D, channels, 3, padding="same"),
+        "4 groups": partial(wide, 3, groups=4),
+        "bottleneck": lambda: keras.Sequential([narrow(1), narrow(3), wide(1)]),
+        "low rank": lambda: keras.Sequential([low_rank(3), wide(1)]),
+    }
+    return _Layers(f"convolution, {channels} channels", (16, 16, channels), forms)
+
+
+def _dense(units: int) -> _Layers:
+    whole = partial(keras.layers.Dense, units)
+    forms: dict[str, _Build] = {
+        "dense": whole,
+        "low rank": lambda: keras.Sequential([keras.layers.Dense(units // 4), whole()]),
+    }
+    return _Layers(f"dense, {units} units", (units,), forms)
+
+
+def _attention(width: int) -> _Layers:
+    grouped = partial(keras.layers.GroupQueryAttention, width // 8, 8)
+    forms: dict[str, _Build] = {"8 key heads": partial(grouped, 8), "2 key heads": partial(grouped, 2)}
+    return _Layers(f"attention, 8 heads, width {width}", (64, width), forms)
+
+
+def _case(layers: _Layers, batch_size: int) -> Case:
+    usual = next(iter(layers.forms))
+    return Case(
+        suite="cost",
+        workload=layers.name,
+        question="Which cheaper forms of the layer train faster here?",
+        unit=f"training step of {_DEPTH} layers",
+        variants=[
+            Variant(
+                name=name,
+                note="the usual form"
+                if name == usual
+                else "fewer parameters; what it does to accuracy is not measured",
+                timer=partial(_timer, layers.shape, build, batch_size),
+            )
+            for name, build in layers.forms.items()
+        ],
+    )
+
+
+def _timer(shape: tuple[int, ...], build: _Build, batch_size: int, stack: ExitStack) -> Timer:
+    random = np.random.default_rng(0)
+    inputs, targets = (random.normal(size=(batch_size, *shape)).astype("float32") for _ in range(2))
+    with precision.policy(precision.recommend().policy):
+        hidden = examples = keras.Input(shape)
+        for _ in range(_DEPTH):
+            layer = build()
+            hidden = layer(hidden, hidden) if isinstance(layer, keras.layers.GroupQueryAttention) else layer(hidden)
+        net = keras.Model(examples, hidden)
+    net.compile("adam", "mse")
+    return partial(StepTimer(net, (inputs, targets)), _STEPS, samples=_SAMPLES)
