@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tfopt-bench",
         description=wrapped(
             "Measures what each optimisation does to real Keras training on this machine.\n"
-            "Without a command: runs every suite but memory and batch.",
+            "Without a command: runs every suite but memory, batch, cost, compress and checkpoint.",
             _columns(),
         ),
         epilog=f"{suites}\n\n{wrapped(codes, _columns())}",

@@ -7,12 +7,12 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfopt.bench import suites
 from tfopt.bench.cases import CPU, GPU, DrawTimer, Scale
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.run_file import RunFile, read
 from tfopt.bench.run import _cases
-from tfopt.bench import suites
 from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
 from tfopt.bench.workloads import digits, photos
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
