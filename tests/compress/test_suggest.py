@@ -1,8 +1,10 @@
 import json
+import random
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from taking import taking
 
 from tfopt.compress import suggest, suggesting
@@ -133,6 +135,39 @@ def test_what_saves_most_is_named(compiled, batch, monkeypatch):
     monkeypatch.setattr(suggesting, "interleave", timed)
     found = suggest(model, batch((16,)))
     assert found.verdict == "wide as two of rank 4 saves 2 ms a step; train the model on, from the layer's own weights."
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_form_without_a_kernel_is_listed_and_the_others_measured(compiled, batch, monkeypatch):
+    def refused(self, inputs):
+        raise tf.errors.UnimplementedError(None, None, "no such kernel")
+
+    monkeypatch.setattr(layers.SeparableConv2D, "call", refused)
+    found = suggest(stacked(compiled, keras.Input((8, 8, 8)), layers.Conv2D(8, 3, name="conv")), batch((8, 8, 8)))
+    assert len(found.forms) == 3
+    (listed,) = found.not_running
+    assert listed.startswith("conv as a separable convolution (")
+    assert "no such kernel" in listed
+    assert "Does not run here: conv as a separable convolution (" in " ".join(str(found).split())
+
+
+@pytest.mark.usefixtures("quick")
+def test_python_draws_the_same_random_numbers_afterwards(compiled, batch):
+    model = stacked(compiled, keras.Input((16,)), layers.Dense(16))
+    before = random.getstate()
+    suggest(model, batch((16,)))
+    assert random.getstate() == before
+
+
+@pytest.mark.usefixtures("quick")
+def test_values_that_are_not_finite(compiled):
+    layer = layers.Dense(16, name="wide")
+    model = stacked(compiled, keras.Input((16,)), layer)
+    data = np.full((3, 16), np.nan), np.zeros(3)
+    (form,) = suggest(model, data).forms
+    assert form.error is None
+    layer.kernel.assign(np.full((16, 16), np.nan))
+    assert suggest(model, data).not_running == ("wide as two of rank 4 (SVD did not converge)",)
 
 
 @pytest.mark.slow

@@ -1,8 +1,12 @@
 """`suggest`: cheaper forms of a model's costliest layers, measured on the spot."""
 
+import math
+import random
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial, singledispatch
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import keras
@@ -11,6 +15,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.compress.costing import cost_and_calls
+from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.measure import Comparison, compare, interleave
 from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
 from tfopt.model.batches import Data
@@ -25,6 +30,7 @@ _NARROWER = 4  # times fewer channels in the middle of a bottleneck
 _SMALLER = 2  # times fewer parameters in a low-rank form
 _MULTIPLE = 8  # of sizes that Tensor Cores take in 16 bits
 _SHARED_HEADS = 4  # query heads to a key head
+_REASON = 120  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,7 @@ class CheaperForm:
     """Of the layer, and of this form."""
     error: float | None
     """How far its outputs are from the layer's before any training: the norm of the difference over that of the layer's
-    outputs. None if it does not start from the layer's weights."""
+    outputs. None if it does not start from the layer's weights, or the outputs are not finite."""
     retrain: str
     """What of the model must be trained again."""
 
@@ -65,6 +71,8 @@ class Suggestions(Shown):
     """Grouped by layer, costliest layer first; within a layer, fastest form first."""
     without: tuple[str, ...]
     """Layers just as costly that have no known cheaper form, or do not run alone."""
+    not_running: tuple[str, ...] = ()
+    """Forms that do not run here, each with its layer and the reason."""
 
     @property
     def verdict(self) -> str:
@@ -99,6 +107,7 @@ class Suggestions(Shown):
             lines.append(wrapped("Off by: how far the form's outputs are from the layer's before it is trained."))
         if self.without:
             lines.append(wrapped(f"No cheaper form is known of: {', '.join(self.without)}."))
+        lines += [wrapped(f"Does not run here: {form}.") for form in self.not_running]
         return "\n".join(lines)
 
 
@@ -137,20 +146,47 @@ def suggest(model: keras.Model, batch: Data, layers: int = 3) -> Suggestions:
     kinds = [kind_of(call.layer, [call]) for call in calls]
     alike = {kind: [place for place, other in enumerate(kinds) if other == kind] for kind in kinds}
     costly = sorted(alike.values(), key=lambda places: sum(cost.layers[at].ms or 0 for at in places), reverse=True)
-    last = output_layers(model)
+    last = _output_layers(model, calls)
     forms: list[CheaperForm] = []
     without: list[str] = []
-    for place, *others in costly:
-        call, path = calls[place], cost.layers[place].path
-        known = _forms_of(call, last) if cost.layers[place].ms else []
-        found = [_measured(model, call, path, len(others), form) for form in known]
-        forms += sorted(found, key=lambda form: form.comparison.ratio, reverse=True)
-        layers -= bool(known)
-        if not layers:
-            break
-        if not known:
-            without.append(path)
-    return Suggestions(model=model.name, forms=tuple(forms), without=tuple(without))
+    not_running: list[str] = []
+    with _python_random_kept():
+        for place, *others in costly:
+            call, path = calls[place], cost.layers[place].path
+            known = _forms_of(call, last) if cost.layers[place].ms else []
+            found = []
+            for form in known:
+                try:
+                    found.append(_measured(model, call, path, len(others), form))
+                except Exception as error:  # noqa: BLE001 - a form may lack a kernel on this device, or memory
+                    not_running.append(
+                        f"{path} as {form.name} ({shorten(summarize_error(error), _REASON, placeholder='…')})"
+                    )
+            forms += sorted(found, key=lambda form: form.comparison.ratio, reverse=True)
+            layers -= bool(known)
+            if not layers:
+                break
+            if not known:
+                without.append(path)
+    return Suggestions(model=model.name, forms=tuple(forms), without=tuple(without), not_running=tuple(not_running))
+
+
+def _output_layers(model: keras.Model, calls: list[StepCall]) -> Collection[keras.Layer]:
+    """Returns the layers that make a model's outputs; all of them if these cannot be found."""
+    try:
+        return output_layers(model)
+    except UnsupportedError:
+        return [call.layer for call in calls]
+
+
+@contextmanager
+def _python_random_kept() -> Iterator[None]:
+    """Restores the state of Python's random numbers, from which Keras draws the seeds of a new layer."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 class _Form(NamedTuple):
@@ -302,7 +338,8 @@ def _measured(model: keras.Model, call: StepCall, path: str, alike: int, form: _
     )
 
 
-def _distance(call: StepCall, other: StepCall) -> float:
-    """Returns how far the outputs of one call are from those of another."""
+def _distance(call: StepCall, other: StepCall) -> float | None:
+    """Returns how far the outputs of one call are from those of another; None if some are not finite."""
     now, form = (tf.cast(outputs([one], [one.tensors])[0], tf.float32) for one in (call, other))
-    return float(tf.norm(form - now) / tf.maximum(tf.norm(now), 1e-30))
+    found = float(tf.norm(form - now) / tf.maximum(tf.norm(now), 1e-30))
+    return found if math.isfinite(found) else None
