@@ -1,10 +1,12 @@
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import keras
 import pytest
 import tensorflow as tf
 from taking import taking
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.compress import costing, suggesting
 
@@ -13,11 +15,22 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def steps_take(monkeypatch):
+    """Lets a step take some milliseconds, and compute no products."""
+
+    def steps_take(ms):
+        step = MagicMock(return_value=taking(ms), graph=FuncGraph("none"))
+        monkeypatch.setattr(costing, "StepTimer", lambda *_: step)
+
+    return steps_take
+
+
+@pytest.fixture
+def quick(monkeypatch, steps_take):
     """Layers take 2 ms forward and 2 ms with the backward pass, a step 30 ms; 1 TFLOP/s and 1 GiB/s."""
     for module in (costing, suggesting):
         monkeypatch.setattr(module, "BlockTimer", lambda step: lambda: taking(2.0))
-    monkeypatch.setattr(costing, "StepTimer", lambda *_: lambda *_, **__: taking(30.0))
+    steps_take(30.0)
     monkeypatch.setattr(costing, "matmul_tflops", lambda dtype: 1.0)
     monkeypatch.setattr(costing, "copy_gib_per_second", lambda: 1.0)
 

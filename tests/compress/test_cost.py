@@ -1,14 +1,16 @@
 import json
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from quick import first_quick
-from taking import taking
 
 from tfopt.compress import cost, costing, distil, prune, quantize, suggest
-from tfopt.errors import UnsupportedError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.measure import StepTimer
 
 layers, ops = keras.layers, keras.ops
@@ -154,6 +156,172 @@ def test_an_embedding_moves_the_rows_that_are_looked_up(compiled, batch):
     assert found.backward_bytes == rows + BATCH * 5 * 4 + rows
 
 
+class Tokens(keras.Model):
+    """Embeds tokens, and gives logits by the same layer."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.tokens = layers.ReversibleEmbedding(100, 4, **options)
+
+    def call(self, inputs):
+        return self.tokens(self.tokens(inputs), reverse=True)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_in_reverse_moves_its_whole_table(compiled, batch, tied):
+    model = compiled(Tokens(tie_weights=tied, dtype="mixed_bfloat16", reverse_dtype="float32"))
+    x, _ = batch((5,), dtype="int32")
+    model(x)  # without StepTimer nothing builds it
+    there, back = cost(model, (x, x)).layers
+    tokens, vectors, table, logits = BATCH * 5, BATCH * 5 * 4, 100 * 4, BATCH * 5 * 100
+    assert there.forward_bytes == 4 * tokens + 4 * vectors + 2 * vectors  # the rows are float32, the outputs bfloat16
+    assert there.backward_bytes == 2 * vectors + 4 * tokens + 4 * vectors
+    assert back.forward_bytes == 2 * vectors + 4 * table + 4 * logits
+    assert back.backward_bytes == 4 * logits + 2 * vectors + 4 * table + 2 * vectors + 4 * table
+    assert (there.dtype, back.dtype) == ("bfloat16", "float32")  # that of the product
+    assert back.least_products_ms == back.flops / 1e9
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_input_taken_twice_is_moved_once(compiled, batch):
+    inputs = keras.Input((8,))
+    dense = layers.Dense(4)(inputs)
+    found = cost(compiled(keras.Model(inputs, layers.Multiply()([dense, dense]))), batch((8,))).layers[1]
+    assert (found.forward_bytes, found.backward_bytes) == (4 * (12 + 12), 4 * (12 + 12 + 12))
+
+
+@pytest.mark.usefixtures("quick")
+def test_outputs_and_inputs_of_open_shapes(compiled):
+    class Picked(layers.Layer):
+        def call(self, inputs):
+            return tf.boolean_mask(inputs.to_tensor(), [True, False, True])
+
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.picked, self.dense = Picked(name="picked"), layers.Dense(2, name="dense")
+
+        def call(self, inputs):
+            return self.dense(tf.reshape(self.picked(inputs), (2, 3)))
+
+    model = compiled(Net(), jit_compile=False)
+    x = tf.ragged.constant([[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]])
+    model(x)
+    data = tf.data.Dataset.from_tensors((x, [0.0] * 3))
+    picked = cost(model, data).layers[0]
+    assert picked.ms is not None
+    assert picked.inputs == ((3, None),)
+    assert picked.forward_bytes == 4 * 6 + 8 * 4 + 4 * 2 * 3  # values, int64 row splits, outputs
+    assert suggest(model, data).without == ("picked", "dense")
+
+
+@pytest.mark.usefixtures("quick")
+def test_precisions_without_a_measured_rate_have_no_ceiling(compiled, tmp_path):
+    model = compiled(
+        keras.Sequential([keras.Input((8,), dtype="float64"), layers.Dense(4, dtype="float64", name="wide")])
+    )
+    found = cost(model, (tf.zeros((3, 8), "float64"), tf.zeros(3)))
+    (dense,) = found.layers
+    assert (dense.dtype, dense.least_products_ms, dense.attained, dense.bound_by) == ("float64", None, None, None)
+    assert found.matmul_tflops == {}
+    said = " ".join(str(found).split())
+    assert "since no rate of products in their precision is measured: wide (float64)." in said
+    assert "<circle" in found.to_html(tmp_path / "cost.html").read_text(encoding="utf-8")
+
+
+class Calling(keras.Model):
+    """Calls layers as no Functional model does."""
+
+    def __init__(self, call, **parts):
+        super().__init__()
+        self._call = call
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def call(self, inputs):
+        return self._call(self, inputs)
+
+
+class Around(layers.Layer):
+    """Has no config: what it calls may be anything."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+class Powers(layers.Layer):
+    def call(self, inputs):
+        for _ in range(self.times):
+            inputs = inputs @ ops.transpose(inputs) @ inputs
+        return inputs
+
+
+def powers(times):
+    layer = Powers()
+    layer.times = times  # which is not in its config
+    return layer
+
+
+def shared_inside():
+    dense = layers.Dense(8)
+    return Calling(lambda self, x: self.around(self.dense(x)), dense=dense, around=Around(dense))
+
+
+def two_shapes():
+    around = Around(lambda x: x @ ops.transpose(x))
+    return Calling(
+        lambda self, x: self.around(self.dense(x)) + self.around(x[:, :2]), around=around, dense=layers.Dense(4)
+    )
+
+
+def own_weight():
+    model = Calling(lambda self, x: self.dense(x * self.scale), dense=layers.Dense(2))
+    model.scale = model.add_weight((8,), "ones")
+    return model
+
+
+def complex_between():
+    parts = {"first": layers.Dense(8), "fft": layers.Lambda(tf.signal.rfft), "last": layers.Dense(2)}
+    return Calling(lambda self, x: self.last(abs(self.fft(self.first(x)))), **parts)
+
+
+def unlike_attributes():
+    parts = {"first": layers.Dense(8), "one": powers(1), "two": powers(2)}
+    return Calling(lambda self, x: self.two(self.one(self.first(x))), **parts)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("make", [shared_inside, two_shapes, own_weight, complex_between, unlike_attributes])
+def test_the_layers_of_odd_models_add_up_to_the_step(compiled, batch, monkeypatch, make):
+    monkeypatch.setattr(costing, "StepTimer", StepTimer)
+    model = compiled(make(), jit_compile=False)
+    found = cost(model, batch((8,)))
+    assert found.flops == found.step_flops > 0
+    assert found.parameters == sum(layer.parameters for layer in found.layers) <= model.count_params()
+
+
+@pytest.mark.usefixtures("quick")
+def test_products_outside_of_layers_are_said(compiled, batch, monkeypatch):
+    monkeypatch.setattr(costing, "StepTimer", StepTimer)
+    model = Calling(lambda self, x: self.dense(x) @ ops.transpose(self.dense.kernel), dense=layers.Dense(4))
+    found = cost(compiled(model), batch((8,)))
+    products = 2 * BATCH * 8 * 4
+    assert (found.flops, found.step_flops) == (2 * products, 5 * products)
+    assert "MFLOP more than these layers: in the loss, the model's own code," in " ".join(str(found).split())
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, [layers.Dense(2)(inputs), layers.Dense(4)(inputs)])
+    model.compile("sgd", ["mse", None])
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        found = cost(model, (tf.zeros((3, 8)), (tf.zeros((3, 2)), None)))
+    assert found.step_flops == found.flops - 2 * products
+    assert "MFLOP less than these layers," in " ".join(str(found).split())
+
+
 @pytest.mark.usefixtures("quick")
 def test_each_layer_is_bound_by_its_higher_ceiling(compiled, batch, monkeypatch):
     model = compiled(keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.ReLU()]))
@@ -171,12 +339,12 @@ def test_each_layer_is_bound_by_its_higher_ceiling(compiled, batch, monkeypatch)
 
 
 @pytest.mark.usefixtures("quick")
-def test_shares_are_of_the_step_or_of_all_layers(compiled, batch, monkeypatch):
+def test_shares_are_of_the_step_or_of_all_layers(compiled, batch, steps_take):
     model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(2)]))
     found = cost(model, batch((4,)))
     assert (found.layers_ms, found.step_ms, found.rest_ms) == (4.0, 30.0, 26.0)
     assert found.share(found.layers[0]) == 2 / 30
-    monkeypatch.setattr(costing, "StepTimer", lambda *_: lambda *_, **__: taking(3.0))
+    steps_take(3.0)
     found = cost(model, batch((4,)))
     assert (found.rest_ms, found.share(found.layers[0])) == (0.0, 0.5)
     assert "The whole step takes less" in str(found)
@@ -222,8 +390,34 @@ def test_a_layer_that_does_not_run_alone_is_named(compiled, batch, monkeypatch):
     monkeypatch.setattr(costing, "_measure", outside)
     found = cost(model, batch((4,)))
     assert (found.layers[1].ms, found.layers[1].bound_by) == (None, None)
-    assert "Not timed, since they do not run outside of the model: shy." in str(found)
+    said = " ".join(str(found).split())
+    assert "The timed layers, each alone: 2 ms forward and backward. The rest of the step, 28 ms," in said
+    assert "what is in no layer, and the layers that are not timed." in said
+    assert "Not timed, since they do not run outside of the model: shy (in OnlyInside.call(). outside)." in said
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_step_of_which_no_layer_is_timed(compiled, batch, monkeypatch, tmp_path):
+    model = compiled(keras.Sequential([keras.Input((4,)), OnlyInside(name="shy")], name="net"))
+    monkeypatch.setattr(costing, "outputs", lambda *_: OnlyInside.undefined)
+    found = cost(model, batch((4,)))
+    assert found.verdict == (
+        "net at batch size 3 takes 30 ms a step; what its layers take of it is unknown, since none of them runs alone."
+    )
+    assert found.verdict in found.to_html(tmp_path / "cost.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_roof_begins_inside_the_chart(compiled, batch, tmp_path):
+    found = cost(compiled(keras.Sequential([keras.Input((4,)), layers.Dense(4)])), batch((4,)))
+    speed = {"forward_flops": 900, "backward_flops": 0, "forward_ms": 900 / 1.2e9, "backward_ms": 0.0}  # 1,200 GFLOP/s
+    dense = replace(found.layers[0], forward_bytes=100, backward_bytes=0, **speed)
+    # 9 FLOP/byte: the slope reaches 150 GFLOP/s at 1 FLOP/byte, and the chart begins at 1,000.
+    found = replace(found, layers=(dense,), matmul_tflops={"float32": 2.0}, copy_gib_per_second=150e9 / 2**30)
+    html = found.to_html(tmp_path / "cost.html").read_text(encoding="utf-8")
+    (start,) = re.findall(r'<path d="M[\d.]+ ([\d.]+)L', html)
+    assert float(start) == 460 - 44  # the floor
 
 
 @pytest.mark.usefixtures("quick")
@@ -298,6 +492,25 @@ def test_bad_models_are_refused(compiled, batch):
         cost(compiled(Pair()), batch((4,)))
     with pytest.raises(ValueError, match="which calls none"):
         cost(compiled(Bare()), batch((4,)))
+
+
+@pytest.mark.usefixtures("quick")
+def test_batches_on_which_a_model_does_not_train_are_refused(compiled, batch, monkeypatch):
+    with pytest.raises(PipelineError, match="at least one example"):
+        cost(compiled(keras.Sequential([keras.Input((4,)), layers.Dense(2)])), (tf.zeros((0, 4)), tf.zeros((0, 2))))
+    monkeypatch.setattr(costing, "StepTimer", StepTimer)
+    model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+    for wrong in (batch((5,)), (np.float32(0), tf.zeros(3))):
+        with pytest.raises(UnsupportedError, match=r"Expected a batch that .* trains on\. Found: .* pass a batch that"):
+            cost(model, wrong)
+
+    class Four(keras.Sequential):
+        def train_step(self, data):
+            return {"loss": ops.mean(self(data[0]))}
+
+    model = compiled(Four([keras.Input((4,)), layers.Dense(2)]))
+    with pytest.raises(UnsupportedError, match=r"of a batch \(x, y\[, sample_weight\]\).* compile what its train_step"):
+        cost(model, tf.data.Dataset.from_tensors((tf.zeros((3, 4)), *tf.zeros((3, 3)))))
 
 
 @pytest.mark.parametrize("refusing", [cost, suggest, lambda model, data: distil(model, model, data), prune, quantize])

@@ -25,25 +25,27 @@ class LayerCost:
     own: bool
     """Whether the class is the user's own rather than one of Keras'."""
     parameters: int
-    """Of the layer; 0 for later calls of it, which use the same ones."""
+    """Of the layer, without those that it shares with an earlier row."""
     inputs: tuple[tuple[int | None, ...], ...]
     """Shapes of its input tensors."""
     dtype: str
-    """The precision it computes in."""
+    """The precision of most of its products, or the layer's own."""
     forward_flops: int
     """Of its matrix products and convolutions; a multiply-add counts as two."""
     backward_flops: int
     unknown: tuple[str, ...]
-    """Operations whose FLOPs cannot be counted, each with the reason."""
+    """Operations whose FLOPs cannot be counted, each with the reason; the reason alone if it does not run alone."""
     forward_bytes: int
-    """The least that must be moved forward: each input, weight and output once."""
+    """The least that must be moved forward: each input, weight and output once. Without the outputs if it does not run
+    alone."""
     backward_bytes: int
     """The same backward: inputs, weights and the outputs' gradients read once, and the other gradients written once."""
     forward_ms: float | None
     """Measured alone, on its inputs in the step; None if it does not run alone."""
     backward_ms: float | None
-    least_products_ms: float
-    """Time for its FLOPs at the rate of a large matrix product on this machine."""
+    least_products_ms: float | None
+    """Time for its FLOPs at the rate of a large matrix product on this machine; None if these have a dtype, such as
+    float64, whose rate is not measured."""
     least_memory_ms: float
     """Time for its bytes at the rate of a large copy on this machine."""
     tensor_cores: str
@@ -66,17 +68,18 @@ class LayerCost:
 
     @property
     def attained(self) -> float | None:
-        """The share of the binding ceiling that it reaches, about 0 to 1; None if it was not timed."""
-        least = max(self.least_products_ms, self.least_memory_ms)
-        return None if self.ms is None else least / self.ms if self.ms else 1.0
+        """The share of the binding ceiling that it reaches, about 0 to 1; None if it was not timed, or has no rate."""
+        if self.ms is None or self.least_products_ms is None:
+            return None
+        return max(self.least_products_ms, self.least_memory_ms) / self.ms if self.ms else 1.0
 
     @property
     def bound_by(self) -> Bound | None:
         """The lower of the two ceilings; "neither" if it reaches less than a tenth of that one, as small layers do.
 
-        None if the layer was not timed, or some of its FLOPs are unknown.
+        None if the layer was not timed, or some of its FLOPs or their rate are unknown.
         """
-        if self.attained is None or self.unknown:
+        if self.least_products_ms is None or self.attained is None or self.unknown:
             return None
         if self.attained < _REACHED:
             return "neither"
@@ -97,8 +100,10 @@ class ModelCost(Shown):
     """One row per call of a layer, in the order of computation."""
     step_ms: float
     """The whole training step, with the loss, the optimizer's update and operations outside of layers."""
+    step_flops: int | None
+    """Of the matrix products and convolutions in the step's own graph; None if some are unknown."""
     matmul_tflops: dict[str, float]
-    """Rate of a large matrix product, by precision."""
+    """Rate of a large matrix product, by precision; none for float64 and integers."""
     copy_gib_per_second: float
     """Rate of a large copy, counting what is read and what is written."""
 
@@ -119,7 +124,7 @@ class ModelCost(Shown):
 
     @property
     def flops(self) -> int:
-        """Of a step's matrix products and convolutions."""
+        """Of all layers' matrix products and convolutions."""
         return sum(layer.flops for layer in self.layers)
 
     @property
@@ -155,17 +160,17 @@ class ModelCost(Shown):
     @property
     def verdict(self) -> str:
         """Where the time goes, in a sentence."""
+        step = f"{self.model} at batch size {self.batch_size:,} takes {figure(self.step_ms)} ms a step; "
         first = self.costliest[0]
+        if first.ms is None:
+            return f"{step}what its layers take of it is unknown, since none of them runs alone."
         places = {
             "products": ", bound by its matrix products",
             "memory": ", bound by moving its tensors",
             "neither": ", bound by neither ceiling: its operations are small, or its kernels slow",
             None: "",
         }
-        return (
-            f"{self.model} at batch size {self.batch_size:,} takes {figure(self.step_ms)} ms a step; {first.path} "
-            f"takes {percent(self.share(first))} of it{places[first.bound_by]}."
-        )
+        return f"{step}{first.path} takes {percent(self.share(first))} of it{places[first.bound_by]}."
 
     def __str__(self) -> str:
         rows = [row[:_IN_TEXT] for row in (HEADS, *(cells(self, layer) for layer in self.costliest[:_SHOWN]))]
@@ -186,34 +191,46 @@ def cells(cost: ModelCost, layer: LayerCost) -> tuple[str, ...]:
         f"{layer.path}{'*' * layer.own}",
         "" if layer.bound_by is None else f"{layer.bound_by} {100 * (layer.attained or 0):.0f} %",
         "not alone" if layer.ms is None else figure(layer.ms),
-        percent(cost.share(layer)),
+        "" if layer.ms is None else percent(cost.share(layer)),
         f"{figure(layer.flops / 1e6)}{'+' * bool(layer.unknown)}",
         f"{layer.parameters:,}",
         "" if layer.forward_ms is None else f"{figure(layer.forward_ms)} + {figure(layer.backward_ms or 0)}",
-        figure((layer.forward_bytes + layer.backward_bytes) / 2**20),
-        figure(layer.intensity),
+        "" if layer.ms is None else figure((layer.forward_bytes + layer.backward_bytes) / 2**20),
+        "" if layer.ms is None else figure(layer.intensity),
     )
 
 
 def remarks(cost: ModelCost) -> list[str]:
     """Returns what the table cannot say, a sentence or two each."""
     rates = " and ".join(f"{figure(rate)} TFLOP/s in {dtype}" for dtype, rate in cost.matmul_tflops.items())
+    alone = [f"{layer.path} ({'; '.join(layer.unknown)})" for layer in cost.layers if layer.ms is None]
+    rest = "the loss, the update and what is in no layer" + (", and the layers that are not timed" if alone else "")
     found = [
-        f"All layers, each alone: {figure(cost.layers_ms)} ms forward and backward. "
+        f"{'The timed' if alone else 'All'} layers, each alone: {figure(cost.layers_ms)} ms forward and backward. "
         + (
-            f"The rest of the step, {figure(cost.rest_ms)} ms, is the loss, the update and what is in no layer."
+            f"The rest of the step, {figure(cost.rest_ms)} ms, is {rest}."
             if cost.rest_ms
             else "The whole step takes less: there, neighbours are fused or run at once. Shares are of the sum."
         ),
-        f"Ceilings of {cost.device}: large products reach {rates}, large copies {figure(cost.copy_gib_per_second)} "
-        "GiB/s. A layer is bound by the one it is nearer to, and reaches that share of it.",
+        f"Ceilings of {cost.device}: {f'large products reach {rates}, ' if rates else ''}large copies "
+        f"{figure(cost.copy_gib_per_second)} GiB/s. A layer is bound by the one it is nearer to, and reaches that "
+        "share of it.",
     ]
+    if more := 0 if cost.step_flops is None else cost.step_flops - cost.flops:
+        where = (
+            "more than these layers: in the loss, the model's own code, a loop, or a train_step that calls them again"
+            if more > 0
+            else "less than these layers, since some of their outputs do not reach the loss"
+        )
+        found.append(f"The step computes {figure(abs(more) / 1e6)} MFLOP {where}.")
     if any(layer.own for layer in cost.layers):
         found.append("* A class that is not Keras', counted in its traced graph.")
-    if unknown := [reason for layer in cost.layers for reason in layer.unknown]:
+    if unknown := [reason for layer in cost.layers if layer.ms is not None for reason in layer.unknown]:
         found.append(f"+ And operations whose FLOPs are unknown: {_few(unknown)}.")
-    if alone := [layer.path for layer in cost.layers if layer.forward_ms is None]:
+    if alone:
         found.append(f"Not timed, since they do not run outside of the model: {_few(alone)}.")
+    if unrated := [f"{layer.path} ({layer.dtype})" for layer in cost.layers if layer.least_products_ms is None]:
+        found.append(f"Without a ceiling, since no rate of products in their precision is measured: {_few(unrated)}.")
     if missing := [f"{layer.path} ({layer.tensor_cores})" for layer in cost.costliest if layer.tensor_cores]:
         found.append(f"Sizes that Tensor Cores do not fit: {_few(missing)}.")
     return found

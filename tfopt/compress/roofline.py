@@ -27,7 +27,7 @@ def page(cost: ModelCost) -> str:
     rest = percent(cost.rest_ms / cost.step_ms)
     figures = [
         ("A training step", figure(cost.step_ms), "ms"),
-        ("In no layer", rest.removesuffix(" %"), "%"),
+        ("In no timed layer", rest.removesuffix(" %"), "%"),
         ("Matrix products", figure(cost.flops / 1e9), "GFLOP"),
         ("Parameters", f"{cost.parameters:,}", ""),
     ]
@@ -96,6 +96,11 @@ class _Axes:
         """The least and the most FLOPs per byte."""
         return 10.0 ** self._across[0], 10.0 ** self._across[1]
 
+    @property
+    def floor(self) -> float:
+        """The least GFLOP/s."""
+        return 10.0 ** self._up[0]
+
     def grid(self) -> str:
         """Returns the lines and numbers of both axes."""
         floor, edge = _HEIGHT - _BOTTOM, _WIDTH - 20
@@ -116,10 +121,11 @@ class _Axes:
 
 def _roof(axes: _Axes, dtype: str, ceiling: float, per_intensity: float) -> str:
     low, high = axes.ends
-    corner = min(max(ceiling / per_intensity, low), high)
-    start = max(low * per_intensity, 10 ** math.floor(math.log10(low * per_intensity)))
+    start = max(low, axes.floor / per_intensity)  # where the slope enters the chart
+    corner = ceiling / per_intensity
     return (
-        f'<path d="M{axes.x(low):.1f} {axes.y(start):.1f}L{axes.x(corner):.1f} {axes.y(ceiling):.1f}'
+        f'<path d="M{axes.x(start):.1f} {axes.y(start * per_intensity):.1f}'
+        f"L{axes.x(corner):.1f} {axes.y(ceiling):.1f}"
         f'L{axes.x(high):.1f} {axes.y(ceiling):.1f}" fill="none" stroke="var(--muted)" stroke-width="1.5"/>'
         f'<text x="{axes.x(high):.1f}" y="{axes.y(ceiling) - 6:.1f}" text-anchor="end" fill="var(--muted)">'
         f"{escape(dtype)}, {figure(ceiling)} GFLOP/s</text>"

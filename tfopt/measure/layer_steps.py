@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfopt.measure.timers import wait
 from tfopt.measure.times import StepTimes
-from tfopt.model.layers import floating_tensors
-from tfopt.model.step_calls import StepCall
+from tfopt.model.step_calls import StepCall, has_gradients
 
 _BLOCK_SECONDS = 0.005
 _BLOCKS = 3
@@ -35,7 +34,7 @@ def outputs_and_gradients(calls: Sequence[StepCall], inputs: Sequence[list[Any]]
             wanted = [x for x, has_gradient in zip(tensors, call.has_gradient, strict=True) if has_gradient]
             with tf.GradientTape() as tape:
                 tape.watch(wanted)
-                made = floating_tensors(call.again(tensors))
+                made = [x for x in keras.tree.flatten(call.again(tensors)) if has_gradients(x)]
             sources = wanted + [variable.value for variable in call.layer.trainable_weights]
             # Any gradients of the outputs but constant ones, with which XLA leaves out work.
             gradients = tape.gradient(made, sources, output_gradients=made) if made and sources else []

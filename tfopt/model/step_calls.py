@@ -1,12 +1,16 @@
 """The calls of a model's layers in a training step, with the inputs that they have there."""
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfopt.model.layers import calls_wrapped, floating_tensors
+from tfopt.model.layers import calls_wrapped, floating_tensors, is_keras_own
+
+_PLAIN = (bool, int, float, str, tuple, FunctionType)
+_OF_EACH = {"name", "build", "quantize"}  # attributes that Keras sets in each layer
 
 
 def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
@@ -14,6 +18,11 @@ def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
     return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+
+
+def has_gradients(value: Any) -> bool:
+    """Whether a value is a dense tensor of a dtype that has gradients."""
+    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 class StepCall(NamedTuple):
@@ -54,6 +63,8 @@ class StepCalls:
         self.links: list[tuple[keras.Layer | None, keras.Layer, int]] = []
         """Which layer's output, None for the data, each layer takes, and how many elements."""
         self._made: dict[int, keras.Layer] = {}
+        self._trained: set[int] = set()  # ids of the values of trainable weights
+        self._inside = False  # a layer, whose inner layers count as part of it
         self._kept: list[Any] = []  # keeps tensors alive, so that ids stay unique
         self._trains: dict[keras.Layer | None, bool] = {None: False}
         self._graph: Any = None
@@ -62,6 +73,7 @@ class StepCalls:
             self._graph = tf.compat.v1.get_default_graph()
             # With values, since Keras would pass None to regularizers.
             values = [(variable, tf.convert_to_tensor(variable.value)) for variable in model.variables]
+            self._trained = {id(value) for variable, value in values if variable.trainable}
             scope = keras.StatelessScope(values, collect_losses=True)
             with scope, calls_wrapped(dict.fromkeys(_outermost(model)), self._recorded):
                 forward(model, batch)
@@ -71,7 +83,11 @@ class StepCalls:
             values = tf.function(run, autograph=False).get_concrete_function(batch)(batch)
         finally:
             model._clear_losses()  # they would keep tensors of that graph
-        self.calls = [call._replace(tensors=own) for call, own in zip(self.calls, values, strict=True)]
+        same: dict[int, Any] = {}  # a tensor that is taken twice has one value
+        self.calls = [
+            call._replace(tensors=[same.setdefault(id(x), value) for x, value in zip(call.tensors, own, strict=True)])
+            for call, own in zip(self.calls, values, strict=True)
+        ]
 
     def by_layer(self) -> dict[keras.Layer, list[StepCall]]:
         """Returns the calls of each layer."""
@@ -82,10 +98,15 @@ class StepCalls:
 
     def _recorded(self, layer: keras.Layer, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if tf.compat.v1.get_default_graph() is not self._graph:  # a loop's, whose tensors cannot be read outside
+            # A loop's tensors cannot be read outside of it.
+            if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return method(*args, **kwargs)
             self._add(layer, (args, kwargs))
-            result = method(*args, **kwargs)
+            self._inside = True
+            try:
+                result = method(*args, **kwargs)
+            finally:
+                self._inside = False
             tensors = floating_tensors(result)
             self._kept += tensors
             self._made |= {id(tensor): layer for tensor in tensors}
@@ -97,41 +118,57 @@ class StepCalls:
         leaves = keras.tree.flatten(arguments)
         places = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         tensors = [leaves[place] for place in places]
-        sources = [self._sources(tensor) if _is_floating(tensor) else set() for tensor in tensors]
-        gradients = [any(self._trains[source] for source in those) for those in sources]
+        found = [self._sources(tensor) if has_gradients(tensor) else (set(), False) for tensor in tensors]
+        sources = [those for those, _ in found]
+        gradients = [trained or any(self._trains[source] for source in those) for those, trained in found]
         self._trains[layer] = self._trains.get(layer, False) or bool(layer.trainable_weights) or any(gradients)
         empty = keras.tree.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, arguments)
         self.calls.append(StepCall(layer, empty, places, tensors, gradients))
         for tensor, those in zip(tensors, sources, strict=True):
             self.links += [(source, layer, tensor.shape.num_elements() or 0) for source in those]
 
-    def _sources(self, tensor: tf.Tensor) -> set[keras.Layer | None]:
-        """The layers whose outputs a tensor was computed from by operations alone; None for the data and constants."""
+    def _sources(self, tensor: tf.Tensor) -> tuple[set[keras.Layer | None], bool]:
+        """The layers whose outputs a tensor was computed from by operations alone; None for the data and constants.
+
+        And whether it was computed from trainable weights outside of layers, such as the model's own.
+        """
         found: set[keras.Layer | None] = set()
+        trained = False
         waiting, seen = [tensor], {id(tensor)}
         while waiting:
             one = waiting.pop()
             if id(one) in self._made:
                 found.add(self._made[id(one)])
                 continue
+            trained |= id(one) in self._trained
             if one.op.type == "Placeholder":
                 found.add(None)
             before = [x for x in one.op.inputs if id(x) not in seen and x.dtype != tf.resource]
             self._kept += before
             seen.update(map(id, before))
             waiting += before
-        return found or {None}
+        return found or {None}, trained
 
 
 def kind_of(layer: keras.Layer, calls: list[StepCall]) -> Any:
     """Returns what is equal for calls that compute alike: of the same class, config, weights and inputs."""
+    weights = [(weight.shape, weight.trainable) for weight in layer.weights]
+    inputs = [[(tensor.shape, tensor.dtype) for tensor in call.tensors] for call in calls]
+    how = [(call.arguments, call.places, call.has_gradient) for call in calls]
+    return str(([_kind(one) for one in layer._flatten_layers()], weights, inputs, how))
+
+
+def _kind(layer: keras.Layer) -> Any:
+    """Returns what tells layers apart, but for their weights; a user's class need not put everything in its config."""
+    if isinstance(layer, keras.Sequential):  # its config has names, and the layers follow
+        return type(layer)
     try:
         config = {name: value for name, value in layer.get_config().items() if name != "name"}
     except Exception:  # noqa: BLE001 - a user's class without a config
-        return layer
-    weights = [(weight.shape, weight.trainable) for weight in layer.weights]
-    inputs = [[(tensor.shape, tensor.dtype) for tensor in call.tensors] for call in calls]
-    return str((type(layer), config, weights, inputs, [(call.arguments, call.has_gradient) for call in calls]))
+        return id(layer)
+    own = {} if is_keras_own(layer) else vars(layer)
+    plain = {name for name, value in own.items() if isinstance(value, _PLAIN) and not name.startswith("_")}
+    return type(layer), config, [(name, own[name]) for name in sorted(plain - _OF_EACH)]
 
 
 def _outermost(model: keras.Model) -> Iterator[keras.Layer]:
@@ -140,7 +177,3 @@ def _outermost(model: keras.Model) -> Iterator[keras.Layer]:
             yield from _outermost(layer)
         elif not isinstance(layer, keras.layers.InputLayer):
             yield layer
-
-
-def _is_floating(tensor: Any) -> bool:
-    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
