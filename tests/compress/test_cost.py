@@ -470,6 +470,13 @@ def test_a_subclassed_model_with_regularizers_that_is_not_built(batch, loss, mon
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_model_that_runs_eagerly_is_said_to(compiled, batch):
+    model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(2)]), run_eagerly=True)
+    with pytest.warns(UserWarning, match="runs eagerly, while its layers are timed in graphs"):
+        cost(model, batch((4,)))
+
+
+@pytest.mark.usefixtures("quick")
 def test_bad_models_are_refused(compiled, batch):
     with pytest.raises(TypeError, match=r"Expected a keras\.Model"):
         cost("model", batch((4,)))

@@ -23,6 +23,7 @@ from tfopt.model.flops import graph_flops, step_flops
 from tfopt.model.layers import is_keras_own, layer_paths, require_compiled
 from tfopt.model.step_calls import StepCall, StepCalls, kind_of
 from tfopt.precision import alignment
+from tfopt.warn import warn_caller
 
 _TURNS = 5
 _STEPS, _SAMPLES = 20, 10  # of the whole step
@@ -66,6 +67,11 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
     """Returns what `cost` does, and the recorded call of each of its layers."""
     require_one_device(require_compiled(model))
+    if model.run_eagerly:
+        warn_caller(
+            f"{model.name!r} runs eagerly, while its layers are timed in graphs: most of the rest of its step is time "
+            "that Python takes. Compile it without run_eagerly=True."
+        )
     examples = on_device(model, first_batch(model, as_dataset(batch)))
     with _step_runs(model, examples):
         size = _batch_size(model, examples)

@@ -163,12 +163,20 @@ def _kind(layer: keras.Layer) -> Any:
     if isinstance(layer, keras.Sequential):  # its config has names, and the layers follow
         return type(layer)
     try:
-        config = {name: value for name, value in layer.get_config().items() if name != "name"}
+        config = _without_names(layer.get_config() | {"name": None})
     except Exception:  # noqa: BLE001 - a user's class without a config
         return id(layer)
     own = {} if is_keras_own(layer) else vars(layer)
     plain = {name for name, value in own.items() if isinstance(value, _PLAIN) and not name.startswith("_")}
     return type(layer), config, [(name, own[name]) for name in sorted(plain - _OF_EACH)]
+
+
+def _without_names(config: Any) -> Any:
+    """Returns a config without the names of layers in it, unlike those of dtype policies."""
+    if isinstance(config, dict):
+        named = "trainable" not in config
+        return {name: _without_names(value) for name, value in config.items() if named or name != "name"}
+    return [_without_names(one) for one in config] if isinstance(config, list | tuple) else config
 
 
 def _outermost(model: keras.Model) -> Iterator[keras.Layer]:
