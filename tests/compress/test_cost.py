@@ -273,10 +273,13 @@ def shared_inside():
 
 
 def two_shapes():
-    around = Around(lambda x: x @ ops.transpose(x))
-    return Calling(
-        lambda self, x: self.around(self.dense(x)) + self.around(x[:, :2]), around=around, dense=layers.Dense(4)
-    )
+    parts = {"dense": layers.Dense(4), "around": Around(lambda x: x @ ops.transpose(x))}
+
+    def call(self, inputs):
+        hidden = self.dense(inputs)
+        return self.around(hidden) + self.around(hidden[:, :2])
+
+    return Calling(call, **parts)
 
 
 def own_weight():
@@ -286,8 +289,8 @@ def own_weight():
 
 
 def complex_between():
-    parts = {"first": layers.Dense(8), "fft": layers.Lambda(tf.signal.rfft), "last": layers.Dense(2)}
-    return Calling(lambda self, x: self.last(abs(self.fft(self.first(x)))), **parts)
+    parts = {"first": layers.Dense(8), "fft": layers.Lambda(tf.signal.rfft), "size": layers.Lambda(abs)}
+    return Calling(lambda self, x: self.last(self.size(self.fft(self.first(x)))), **parts, last=layers.Dense(2))
 
 
 def unlike_attributes():
