@@ -293,13 +293,24 @@ def complex_between():
     return Calling(lambda self, x: self.last(self.size(self.fft(self.first(x)))), **parts, last=layers.Dense(2))
 
 
+def integers_between():
+    def call(self, inputs):
+        hidden = self.first(inputs)
+        # A choice has no gradient, so the last layer computes none of its inputs.
+        return hidden[:, :2] + self.last(tf.one_hot(tf.argmax(hidden, -1), 8))
+
+    return Calling(call, first=layers.Dense(8), last=layers.Dense(2))
+
+
 def unlike_attributes():
     parts = {"first": layers.Dense(8), "one": powers(1), "two": powers(2)}
     return Calling(lambda self, x: self.two(self.one(self.first(x))), **parts)
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("make", [shared_inside, two_shapes, own_weight, complex_between, unlike_attributes])
+@pytest.mark.parametrize(
+    "make", [shared_inside, two_shapes, own_weight, complex_between, integers_between, unlike_attributes]
+)
 def test_the_layers_of_odd_models_add_up_to_the_step(compiled, batch, monkeypatch, make):
     monkeypatch.setattr(costing, "StepTimer", StepTimer)
     model = compiled(make(), jit_compile=False)

@@ -220,7 +220,7 @@ def remarks(cost: ModelCost) -> list[str]:
         where = (
             "more than these layers: in the loss, the model's own code, a loop, or a train_step that calls them again"
             if more > 0
-            else "less than these layers, since some of their outputs do not reach the loss"
+            else "less than these layers, since no gradient reaches some of their outputs"
         )
         found.append(f"The step computes {figure(abs(more) / 1e6)} MFLOP {where}.")
     if any(layer.own for layer in cost.layers):

@@ -143,7 +143,7 @@ class StepCalls:
             trained |= id(one) in self._trained
             if one.op.type == "Placeholder":
                 found.add(None)
-            before = [x for x in one.op.inputs if id(x) not in seen and x.dtype != tf.resource]
+            before = [x for x in one.op.inputs if id(x) not in seen and has_gradients(x)]
             self._kept += before
             seen.update(map(id, before))
             waiting += before
