@@ -28,7 +28,6 @@ from tfopt.warn import warn_caller
 _TURNS = 5
 _STEPS, _SAMPLES = 20, 10  # of the whole step
 _RATED = ("bfloat16", "float16", "tensorfloat32", "float32")  # by `matmul_tflops`
-_REASON = 120  # characters
 
 
 def cost(model: keras.Model, batch: Data) -> ModelCost:
@@ -206,9 +205,7 @@ def _measure(model: keras.Model, call: StepCall) -> _Measured:
     except tf.errors.ResourceExhaustedError:
         raise
     except Exception as error:  # noqa: BLE001 - a layer that cannot be called outside its model may raise anything
-        return _Measured(
-            computes_in, Counter(), 0, (shorten(summarize_error(error), _REASON, placeholder="…"),), 0, None
-        )
+        return _Measured(computes_in, Counter(), 0, (reason(error),), 0, None)
     finally:
         model._clear_losses()
     flops: Counter[str] = Counter()
@@ -222,12 +219,17 @@ def _measure(model: keras.Model, call: StepCall) -> _Measured:
         flops=+flops,
         forward_flops=sum(counted["forward"].by_dtype.values()),
         unknown=(
-            *(f"{name} ({reason})" for name, reason in counted["both"].unknown.items()),
+            *(f"{name} ({why})" for name, why in counted["both"].unknown.items()),
             *(["products with a sparse tensor"] if any(isinstance(x, tf.SparseTensor) for x in call.tensors) else ()),
         ),
         output_bytes=_bytes(made),
         ms=(forward_ms, max(0.0, both_ms - forward_ms)),
     )
+
+
+def reason(error: Exception) -> str:
+    """Returns the beginning of what an error says, for a table."""
+    return shorten(summarize_error(error), 120, placeholder="…")
 
 
 def _row(

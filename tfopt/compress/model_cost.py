@@ -192,7 +192,7 @@ def cells(cost: ModelCost, layer: LayerCost) -> tuple[str, ...]:
         "" if layer.bound_by is None else f"{layer.bound_by} {100 * (layer.attained or 0):.0f} %",
         "not alone" if layer.ms is None else figure(layer.ms),
         "" if layer.ms is None else percent(cost.share(layer)),
-        f"{figure(layer.flops / 1e6)}{'+' * bool(layer.unknown)}",
+        "" if layer.ms is None else f"{figure(layer.flops / 1e6)}{'+' * bool(layer.unknown)}",
         f"{layer.parameters:,}",
         "" if layer.forward_ms is None else f"{figure(layer.forward_ms)} + {figure(layer.backward_ms or 0)}",
         "" if layer.ms is None else figure((layer.forward_bytes + layer.backward_bytes) / 2**20),
@@ -218,7 +218,8 @@ def remarks(cost: ModelCost) -> list[str]:
     ]
     if more := 0 if cost.step_flops is None else cost.step_flops - cost.flops:
         where = (
-            "more than these layers: in the loss, the model's own code, a loop, or a train_step that calls them again"
+            f"more than these layers: in {'layers that are not timed, ' if alone else ''}the loss, the model's own "
+            "code, a loop, or a train_step that calls them again"
             if more > 0
             else "less than these layers, since no gradient reaches some of their outputs"
         )

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial, singledispatch
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import keras
@@ -14,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.compress.costing import cost_and_calls
-from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.compress.costing import cost_and_calls, reason
+from tfopt.errors import UnsupportedError
 from tfopt.measure import Comparison, compare, interleave
 from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
 from tfopt.model.batches import Data
@@ -30,7 +29,6 @@ _NARROWER = 4  # times fewer channels in the middle of a bottleneck
 _SMALLER = 2  # times fewer parameters in a low-rank form
 _MULTIPLE = 8  # of sizes that Tensor Cores take in 16 bits
 _SHARED_HEADS = 4  # query heads to a key head
-_REASON = 120  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +157,7 @@ def suggest(model: keras.Model, batch: Data, layers: int = 3) -> Suggestions:
                 try:
                     found.append(_measured(model, call, path, len(others), form))
                 except Exception as error:  # noqa: BLE001 - a form may lack a kernel on this device, or memory
-                    not_running.append(
-                        f"{path} as {form.name} ({shorten(summarize_error(error), _REASON, placeholder='…')})"
-                    )
+                    not_running.append(f"{path} as {form.name} ({reason(error)})")
             forms += sorted(found, key=lambda form: form.comparison.ratio, reverse=True)
             layers -= bool(known)
             if not layers:
