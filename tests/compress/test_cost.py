@@ -302,6 +302,14 @@ def integers_between():
     return Calling(call, first=layers.Dense(8), last=layers.Dense(2))
 
 
+def gradient_stopped():
+    def call(self, inputs):
+        hidden = self.first(inputs)
+        return hidden[:, :2] + self.last(ops.stop_gradient(hidden))
+
+    return Calling(call, first=layers.Dense(8), last=layers.Dense(2))
+
+
 def unlike_attributes():
     parts = {"first": layers.Dense(8), "one": powers(1), "two": powers(2)}
     return Calling(lambda self, x: self.two(self.one(self.first(x))), **parts)
@@ -309,7 +317,8 @@ def unlike_attributes():
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    "make", [shared_inside, two_shapes, own_weight, complex_between, integers_between, unlike_attributes]
+    "make",
+    [shared_inside, two_shapes, own_weight, complex_between, integers_between, gradient_stopped, unlike_attributes],
 )
 def test_the_layers_of_odd_models_add_up_to_the_step(compiled, batch, monkeypatch, make):
     monkeypatch.setattr(costing, "StepTimer", StepTimer)

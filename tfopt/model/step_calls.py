@@ -118,16 +118,19 @@ class StepCalls:
         leaves = keras.tree.flatten(arguments)
         places = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         tensors = [leaves[place] for place in places]
-        found = [self._sources(tensor) if has_gradients(tensor) else (set(), False) for tensor in tensors]
-        sources = [those for those, _ in found]
-        gradients = [trained or any(self._trains[source] for source in those) for those, trained in found]
+        sources = [self._sources(tensor)[0] if has_gradients(tensor) else set() for tensor in tensors]
+        gradients = [has_gradients(tensor) and self._has_gradient(tensor) for tensor in tensors]
         self._trains[layer] = self._trains.get(layer, False) or bool(layer.trainable_weights) or any(gradients)
         empty = keras.tree.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, arguments)
         self.calls.append(StepCall(layer, empty, places, tensors, gradients))
         for tensor, those in zip(tensors, sources, strict=True):
             self.links += [(source, layer, tensor.shape.num_elements() or 0) for source in those]
 
-    def _sources(self, tensor: tf.Tensor) -> tuple[set[keras.Layer | None], bool]:
+    def _has_gradient(self, tensor: tf.Tensor) -> bool:
+        those, trained = self._sources(tensor, ends=("StopGradient", "PreventGradient"))
+        return trained or any(self._trains[source] for source in those)
+
+    def _sources(self, tensor: tf.Tensor, ends: tuple[str, ...] = ()) -> tuple[set[keras.Layer | None], bool]:
         """The layers whose outputs a tensor was computed from by operations alone; None for the data and constants.
 
         And whether it was computed from trainable weights outside of layers, such as the model's own.
@@ -143,7 +146,8 @@ class StepCalls:
             trained |= id(one) in self._trained
             if one.op.type == "Placeholder":
                 found.add(None)
-            before = [x for x in one.op.inputs if id(x) not in seen and has_gradients(x)]
+            passed = () if one.op.type in ends else one.op.inputs
+            before = [x for x in passed if id(x) not in seen and has_gradients(x)]
             self._kept += before
             seen.update(map(id, before))
             waiting += before
