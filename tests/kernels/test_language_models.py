@@ -15,7 +15,7 @@ WINDOWS = {"Mistral": {16}}
 
 
 def outputs_and_gradients(model, batches, **options):
-    """Of each batch all as one vector each, in float64; what they take is compiled once."""
+    """For each batch, the outputs and the gradients, each as one float64 vector. The step is compiled once."""
 
     @tf.function(autograph=False, **options)
     def step(tokens):
@@ -52,7 +52,7 @@ def assert_taken_and_the_same(name, policy, **options):
     model, exact = backbone(name, policy), backbone(name, "float32")
     exact.set_weights(model.get_weights())
     batches = [batch(model, padded) for padded in PADDED]
-    own, true = outputs_and_gradients(model, batches), outputs_and_gradients(exact, batches)
+    own, true = outputs_and_gradients(model, batches, **options), outputs_and_gradients(exact, batches)
     changed = use_flash_attention(model)
     assert changed >= 2
     flash = outputs_and_gradients(model, batches, **options)

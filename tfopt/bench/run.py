@@ -50,7 +50,7 @@ def run(
     and the others go on. An interrupt ends the run and is raised again.
 
     Args:
-        names: Suites, or lists of them. Empty: all but those that run by name alone, or those of the run that is resumed.
+        names: Suites, or lists of them. Empty: all but those that run by name alone, or those of a resumed run.
         folder: Where the results file is written.
         budget_seconds: Ends the run after this time. The case under way then takes fewer turns, and stays unfinished.
         shared: Whether the cases share the budget: where time is short, all take fewer turns, instead of the last none.

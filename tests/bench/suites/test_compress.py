@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tfopt import compress as room
+from tfopt import compress as toolkit
 from tfopt.bench.cases import CPU
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.suites import compress, cost
@@ -35,6 +35,7 @@ def test_the_same_examples_come_each_time():
 def test_a_pruned_net_may_lose_one_point(values, passed):
     case, *_ = compress.cases(CPU)
     assert case.judge([0.99, 0.9900001], values).passed == passed
+    assert not case.judge([0.1], [0.1]).passed  # neither learned anything
 
 
 @pytest.mark.parametrize(("values", "passed"), [([3.1, 4.0], True), ([3.4, 4.0], False)])
@@ -45,8 +46,10 @@ def test_outputs_in_integers_may_be_a_twentieth_apart(values, passed):
 
 @pytest.mark.slow
 def test_the_pruned_net_is_smaller_and_trained(few, monkeypatch):
-    students = []
-    pruned = compress._pruned
+    students, taught, sizes = [], [], []
+    pruned, distil, timer = compress._pruned, toolkit.distil, compress.StepTimer
+    monkeypatch.setattr(toolkit, "distil", lambda *given: taught.append(given[:2]) or distil(*given))
+    monkeypatch.setattr(compress, "StepTimer", lambda net, data: sizes.append(net.count_params()) or timer(net, data))
     monkeypatch.setattr(compress, "_pruned", lambda *given: students.append(pruned(*given)) or students[-1])
     case, *_ = compress.cases(CPU)
     outcome = measure(replace(case, repeats=1))
@@ -55,6 +58,8 @@ def test_the_pruned_net_is_smaller_and_trained(few, monkeypatch):
     (student,) = students
     assert student.count_params() < 0.3 * textures.resnet().count_params()
     assert int(student.optimizer.iterations) == 1  # its 64 examples, once
+    assert [one is student for _, one in taught] == [True]
+    assert sizes[1] < 0.3 * sizes[0]
     assert smaller.times.examples_per_step == whole.times.examples_per_step == textures.BATCH
 
 
@@ -63,13 +68,17 @@ def test_integers_that_do_not_pay_are_refused(monkeypatch):
     def refused(*given):
         raise UnsupportedError("not faster")
 
-    monkeypatch.setattr(room, "quantize", refused)
+    monkeypatch.setattr(toolkit, "quantize", refused)
     _, integers = measure(replace(compress.cases(CPU)[-1], repeats=1)).variants
     assert integers.refused == "not faster"
 
 
 @pytest.mark.slow
-def test_each_form_of_a_layer_keeps_the_shape(monkeypatch):
+def test_each_form_of_a_layer_trains_with_fewer_parameters(monkeypatch):
+    sizes, timer = [], cost.StepTimer
+    monkeypatch.setattr(cost, "StepTimer", lambda net, data: sizes.append(net.count_params()) or timer(net, data))
     for layers in (cost._convolution(8), cost._dense(64), cost._attention(64)):
-        usual, *others = measure(replace(cost._case(layers, 2), repeats=1)).variants
-        assert all(variant.times and not variant.refused for variant in (usual, *others))
+        sizes.clear()
+        found = measure(replace(cost._case(layers, 2), repeats=1)).variants
+        assert all(variant.times and not variant.refused for variant in found)
+        assert max(sizes[1:]) < sizes[0]

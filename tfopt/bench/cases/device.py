@@ -142,9 +142,9 @@ def device_rates(dtypes: Iterable[str]) -> DeviceRates:
 
     def to_device() -> Any:
         with tf.device("CPU:0"):
-            anew = tf.reshape(host, [-1])  # a tensor that was copied to a GPU once keeps the copy
+            view = tf.reshape(host, [-1])  # as a new tensor: one that was copied to a GPU keeps the copy
         with tf.device(gpus[0].name):
-            return tf.identity(anew)
+            return tf.identity(view)
 
     return DeviceRates(
         matmul_tflops={dtype: matmul_tflops(dtype) for dtype in sorted(dtypes)},

@@ -95,7 +95,7 @@ class _Measurement:
             busy = OtherProcesses()
             meters = {v.name: MemoryMeter(partial(v.timer, stacks[v.name])) for v in case.variants}
             first = self._rounds()
-            # What says most comes first, should the time run out in the first turn.
+            # What says most comes first, should the run be stopped in its first turn.
             baseline, *others = case.variants
             ordered = [baseline, *sorted(others, key=lambda variant: not (variant.recommended or variant.ceiling))]
             for turn in range(first, case.repeats):

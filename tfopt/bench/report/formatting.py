@@ -201,7 +201,7 @@ def lead(run: Run) -> str:
         return f"Nothing was measured.{end}"
     steps = [variant for case in run.cases if case.suite != "stack" and not _is_part(case) for variant in case.measured]
     parts = [variant for case in run.cases if _is_part(case) for variant in case.measured]
-    if not steps and not parts:  # techniques on top of one another alone
+    if not steps and not parts:  # only `stack` ran
         steps = measured
     helped, of_input = _helped(steps), _helped(parts)
     hurt = "; ".join(v.name for v in _with_verdict([*steps, *parts], "slower"))

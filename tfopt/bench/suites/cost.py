@@ -1,4 +1,4 @@
-"""Layers beside cheaper forms of them, such as `tfopt.compress.suggest` tries: which train faster on this machine."""
+"""Times layers against the cheaper forms of them that `tfopt.compress.suggest` tries."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -38,14 +38,15 @@ def cases(scale: Scale) -> list[Case]:
 
 def _convolution(channels: int) -> _Layers:
     wide = partial(keras.layers.Conv2D, channels, padding="same")
-    narrow = partial(keras.layers.Conv2D, channels // 4, padding="same")
-    low_rank = partial(keras.layers.Conv2D, 9 * channels // 20, padding="same")
+    narrow = partial(keras.layers.Conv2D, channels // 4, padding="same", use_bias=False)
+    rank = 9 * channels // 20  # with which both factors have half of the parameters of the 3×3 kernel
+    low_rank = partial(keras.layers.Conv2D, rank, padding="same", use_bias=False)
     forms: dict[str, _Build] = {
         "3×3": partial(wide, 3),
-        "separable": partial(keras.layers.SeparableConv2D, channels, 3, padding="same"),
+        "separable convolution": partial(keras.layers.SeparableConv2D, channels, 3, padding="same"),
         "4 groups": partial(wide, 3, groups=4),
         "bottleneck": lambda: keras.Sequential([narrow(1), narrow(3), wide(1)]),
-        "low rank": lambda: keras.Sequential([low_rank(3), wide(1)]),
+        "low-rank convolution": lambda: keras.Sequential([low_rank(3), wide(1)]),
     }
     return _Layers(f"convolution, {channels} channels", (16, 16, channels), forms)
 
@@ -54,7 +55,7 @@ def _dense(units: int) -> _Layers:
     whole = partial(keras.layers.Dense, units)
     forms: dict[str, _Build] = {
         "dense": whole,
-        "low rank": lambda: keras.Sequential([keras.layers.Dense(units // 4), whole()]),
+        "low-rank dense": lambda: keras.Sequential([keras.layers.Dense(units // 4, use_bias=False), whole()]),
     }
     return _Layers(f"dense, {units} units", (units,), forms)
 
@@ -66,33 +67,31 @@ def _attention(width: int) -> _Layers:
 
 
 def _case(layers: _Layers, batch_size: int) -> Case:
-    usual = next(iter(layers.forms))
+    usual, policy = next(iter(layers.forms)), precision.recommend().policy
     return Case(
         suite="cost",
         workload=layers.name,
-        question="Which cheaper forms of the layer train faster here?",
+        question=f"Which cheaper forms train faster here (batch of {batch_size}, {policy}, XLA)?",
         unit=f"training step of {_DEPTH} layers",
         variants=[
             Variant(
                 name=name,
-                note="the usual form"
-                if name == usual
-                else "fewer parameters; what it does to accuracy is not measured",
-                timer=partial(_timer, layers.shape, build, batch_size),
+                note="the usual form" if name == usual else "fewer parameters; accuracy is not measured",
+                timer=partial(_timer, layers.shape, build, batch_size, policy),
             )
             for name, build in layers.forms.items()
         ],
     )
 
 
-def _timer(shape: tuple[int, ...], build: _Build, batch_size: int, stack: ExitStack) -> Timer:
+def _timer(shape: tuple[int, ...], build: _Build, batch_size: int, policy: str, stack: ExitStack) -> Timer:
     random = np.random.default_rng(0)
     inputs, targets = (random.normal(size=(batch_size, *shape)).astype("float32") for _ in range(2))
-    with precision.policy(precision.recommend().policy):
+    with precision.policy(policy):
         hidden = examples = keras.Input(shape)
         for _ in range(_DEPTH):
             layer = build()
             hidden = layer(hidden, hidden) if isinstance(layer, keras.layers.GroupQueryAttention) else layer(hidden)
         net = keras.Model(examples, hidden)
-    net.compile("adam", "mse")
+    net.compile("adam", "mse", jit_compile=True)
     return partial(StepTimer(net, (inputs, targets)), _STEPS, samples=_SAMPLES)

@@ -14,7 +14,7 @@ BATCH = 64
 TEST_EXAMPLES = 1000
 _TRAIN_EXAMPLES = 4000
 _SIZE, _CLASSES = 32, 10
-_NOISE = 1.5  # standard deviation, beside that of 1 of a texture
+_NOISE = 1.5  # standard deviation; the textures' own is 1
 
 
 class Split(NamedTuple):
@@ -28,8 +28,8 @@ class Split(NamedTuple):
 def data() -> tuple[Split, Split]:
     """Returns the examples to train on and to test on; always the same.
 
-    Each class has one texture of coarse random colours. An example is its class's, shifted around, of more or less
-    contrast, under noise.
+    Each class is one texture of coarse random colours. An example is its class's texture, shifted cyclically, with its
+    contrast scaled by 0.5 to 1.5, plus noise.
     """
     random = np.random.default_rng(0)
     count = _TRAIN_EXAMPLES + TEST_EXAMPLES
@@ -89,7 +89,7 @@ NETS: dict[str, Callable[[], keras.Model]] = {"resnet, small": resnet, "mobilene
 
 
 def compiled(net: keras.Model, epochs: int, rate: float) -> keras.Model:
-    """Compiles a net with Adam, whose rate falls from `rate` to 0 in so many epochs, and returns it."""
+    """Compiles a net with Adam, its learning rate falling from `rate` to 0 over `epochs`, and returns it."""
     steps = epochs * -(-_TRAIN_EXAMPLES // BATCH)
     net.compile(
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
