@@ -9,6 +9,7 @@ from taking import taking
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.compress import costing, suggesting
+from tfopt.compress.versions import footprint
 
 # For the models of flops_by_xla.py.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -33,6 +34,14 @@ def quick(monkeypatch, steps_take):
     steps_take(30.0)
     monkeypatch.setattr(costing, "matmul_tflops", lambda dtype: 1.0)
     monkeypatch.setattr(costing, "copy_gib_per_second", lambda: 1.0)
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    """Of two models, the first takes 2 ms and the second 1 ms."""
+    monkeypatch.setattr(footprint, "_paced", lambda timer: None)
+    times = {f"{kind} {place}": taking(2.0 - place, turns=3) for kind in ("step", "forward") for place in (0, 1)}
+    monkeypatch.setattr(footprint, "interleave", lambda timers: times)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import tensorflow as tf
 from taking import taking
 
 from tfopt.compress import Footprint, quantize, quantizing
-from tfopt.errors import UnsupportedError
+from tfopt.errors import TfoptError, UnsupportedError
 from tfopt.model.layers import layer_paths
 
 layers = keras.layers
@@ -60,7 +60,7 @@ def test_layers_compute_with_integers_as_numpy_says():
     assert found.layers["first"] == pytest.approx(np.linalg.norm(hidden - true) / np.linalg.norm(true), rel=0.05)
     assert list(found.layers) == ["first", "last"]
     assert found.left == {}
-    assert "2 layers compute in 8 bits. Inference is 2 times as fast" in str(found)
+    assert "The weights of 2 layers have 8 bits. Inference is 2 times as fast" in str(found)
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -79,16 +79,46 @@ def test_the_model_stays_and_the_new_one_can_be_saved(tmp_path):
 @pytest.mark.usefixtures("twice_as_fast")
 def test_the_worst_layers_compute_as_before():
     model = net()
-    kernel = np.zeros((12, 32), "float32")
-    kernel[0], kernel[1:] = 1e4, RANDOM.normal(size=(11, 32))  # what is small is rounded to zero
-    model.get_layer("first").kernel.assign(kernel)
-    x = np.concatenate([np.zeros((16, 1), "float32"), X[:, 1:]], 1)
-    found = quantize(model, (x, Y))
+    found = quantize(model, (with_small_weights_of_no_effect(model), Y))
     assert list(found.layers) == ["last"]
     assert found.left.keys() == {"first"}
     assert found.left["first"].startswith("off by ")
     assert found.apart < 0.05
     assert found.model.get_layer("first").kernel.dtype == "float32"
+
+
+def with_small_weights_of_no_effect(model):
+    """Gives the first layer weights of which all that matter are rounded to zero, and returns inputs."""
+    kernel = np.zeros((12, 32), "float32")
+    kernel[0], kernel[1:] = 1e4, RANDOM.normal(size=(11, 32))
+    model.get_layer("first").kernel.assign(kernel)
+    return np.concatenate([np.zeros((16, 1), "float32"), X[:, 1:]], 1)
+
+
+@pytest.mark.usefixtures("twice_as_fast")
+def test_no_output_is_off_by_more_than_allowed_even_if_another_is_much_larger():
+    inputs = keras.Input((12,))
+    large = layers.Dense(4, kernel_initializer=keras.initializers.RandomNormal(0, 1e6, 0), name="large")(inputs)
+    model = keras.Model(inputs, {"large": large, "small": layers.Dense(32, name="first")(inputs)})
+    model.compile("sgd", "mse")
+    x = with_small_weights_of_no_effect(model)
+    found = quantize(model, (x, {"large": x[:, :4], "small": np.zeros((16, 32))}))
+    assert list(found.layers) == ["large"]
+
+
+@pytest.mark.usefixtures("twice_as_fast")
+def test_outputs_that_are_not_finite_are_left_out():
+    x = X.copy()
+    x[3] = np.nan
+    assert quantize(net(), (x, Y)).apart < 0.05
+    with pytest.raises(TfoptError, match="computes only NaN or infinity"):
+        quantize(net(), (X * np.nan, Y))
+
+
+@pytest.mark.usefixtures("untimed")
+def test_as_many_parameters_as_before():
+    found = quantize(net(), (X, Y), bits=4)
+    assert found.before.parameters == found.after.parameters == net().count_params()
 
 
 @pytest.mark.usefixtures("twice_as_fast")

@@ -1,7 +1,7 @@
 """`quantize`: a model that computes with integers where that is accurate and faster."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -36,7 +36,8 @@ class Quantized(Shown):
     left: Mapping[str, str]
     """Why other layers with weights, by path, compute as before."""
     apart: float
-    """How far the model's outputs are from the original's on up to 8 batches of the data, as a share of their norm."""
+    """How far the model's outputs are from the original's on up to 8 batches of the data, as a share of their norm; of
+    several outputs, the one that is furthest off."""
     before: Footprint
     after: Footprint
 
@@ -59,8 +60,8 @@ class Quantized(Shown):
 
     def __str__(self) -> str:
         lead = (
-            f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)} compute in {self.bits} bits. Inference is "
-            f"{self.speedup}; outputs are {percent(self.apart)} from those before."
+            f"The weights of {len(self.layers)} layer{'s' * (len(self.layers) != 1)} have {self.bits} bits. Inference "
+            f"is {self.speedup}; outputs are {percent(self.apart)} from those before."
         )
         figures = aligned([("", "before", "after"), *compared(self.before, self.after)], texts=1)
         layers = aligned([("layer", "off by"), *((path, percent(off)) for path, off in self.layers.items())], texts=1)
@@ -101,7 +102,7 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
     Example:
         >>> quantized = tfopt.compress.quantize(model, validation)
         >>> print(quantized)
-        12 layers compute in 8 bits. Inference is 1.41 times as fast (95 %: 1.38–1.44); outputs are 1.2 % …
+        The weights of 12 layers have 8 bits. Inference is 1.41 times as fast (95 %: 1.38–1.44); outputs are 1.2 % …
         >>> quantized.model.save("smaller.keras")
     """
     if bits not in _MODES:
@@ -125,7 +126,7 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
         | {paths[layer]: f"off by {percent(alone[layer])}" for layer in alone if layer not in chosen},
         apart=apart,
         before=figures[0],
-        after=figures[1],
+        after=replace(figures[1], parameters=figures[0].parameters),  # Keras packs 4-bit ones, and counts scales
     )
     if found.speedup.verdict != "faster":
         raise UnsupportedError(
@@ -211,8 +212,16 @@ def _near(
 
 
 def _distance(expected: Iterable[Any], found: Iterable[Any]) -> float:
-    """Returns the norm of the difference between outputs over that of the expected ones."""
-    pairs = zip(keras.tree.flatten(list(expected)), keras.tree.flatten(list(found)), strict=True)
-    arrays = [[np.asarray(tf.cast(part, tf.float32), "float64") for part in pair] for pair in pairs]
-    off = sum(float(((b - a) ** 2).sum()) for a, b in arrays)
-    return float(np.sqrt(off / max(sum(float((a**2).sum()) for a, _ in arrays), 1e-300)))
+    """Returns the norm of the difference over that of the expected values, where finite; of the output furthest off."""
+    outputs = [zip(*map(keras.tree.flatten, batches), strict=True) for batches in (expected, found)]
+    return max(_apart(*pair) for pair in zip(*outputs, strict=True))
+
+
+def _apart(expected: Iterable[Any], found: Iterable[Any]) -> float:
+    off = size = 0.0
+    for pair in zip(expected, found, strict=True):
+        a, b = (np.asarray(tf.cast(part, tf.float32), "float64") for part in pair)
+        known = np.isfinite(a)
+        off += float(((b - a)[known] ** 2).sum())
+        size += float((a[known] ** 2).sum())
+    return float(np.sqrt(off / max(size, 1e-300)))

@@ -283,7 +283,7 @@ def test_wrong_arguments(unmeasured):
         ((model, data, 1.0), ValueError, "Expected sparsity to be below 1. Received: 1.0. Pass a share such as 0.5"),
         ((model, data, 0), ValueError, "Expected sparsity to be above 0"),
         ((model, data, "half"), TypeError, "Expected sparsity to be a number"),
-        ((model, (np.full_like(data[0], np.nan), data[1])), TfoptError, "importance='norm'"),
+        ((model, (data[0], np.full_like(data[1], np.nan))), TfoptError, "importance='norm'"),
     ):
         with pytest.raises(error, match=message):
             prune(*arguments)
@@ -337,6 +337,17 @@ def test_single_weights_become_zero_and_the_report_says_that_it_saves_nothing(un
     for kernel, trained in ((pruned.model.hidden.kernel, 12), (pruned.model.logits.kernel, 6)):
         assert np.count_nonzero(kernel) == trained
     assert isinstance(pruned, Pruned)
+
+
+def test_one_weight_of_a_kernel_stays_and_a_model_without_kernels_is_refused(unmeasured):
+    model = keras.Sequential([keras.Input((2,)), _L.Dense(2)])
+    model.compile("sgd", "mse")
+    data = np.zeros((4, 2), "float32"), np.ones((4, 2), "float32")
+    assert prune(model, data, 0.95, structured=False).kept == {model.layers[0].name: (1, 4)}
+    model = keras.Sequential([keras.Input((2,)), _L.BatchNormalization()], name="net")
+    model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match=r"Expected a model with kernels.* Found none in 'net'"):
+        prune(model, data, structured=False)
 
 
 def test_the_old_model_can_be_saved_as_before_and_the_new_one_can_be_saved(unmeasured, tmp_path):

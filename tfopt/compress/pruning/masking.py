@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfopt.compress.pruning.graph import Graph
 from tfopt.compress.pruning.units import Numbers
+from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
 from tfopt.model.products import has_kernel
 
@@ -33,8 +34,13 @@ def channel_masks(graph: Graph, cut: Numbers) -> list[Mask]:
 
 
 def weight_masks(model: keras.Model, sparsity: float) -> list[Mask]:
-    """Masks the smallest weights of each kernel."""
-    values = ((kernel, np.asarray(tf.cast(kernel.value, "float32"))) for kernel, _ in kernels(model))
+    """Masks the smallest weights of each kernel, of which one stays; raises an UnsupportedError if there is none."""
+    values = [(kernel, np.asarray(tf.cast(kernel.value, "float32"))) for kernel, _ in kernels(model)]
+    if not values:
+        raise UnsupportedError(
+            f"Expected a model with kernels, of dense layers or convolutions, say. Found none in {model.name!r}. Leave "
+            "it as it is."
+        )
     return [Mask(kernel, _largest(value, sparsity)) for kernel, value in values]
 
 
@@ -51,7 +57,7 @@ def kernels(model: keras.Model) -> list[tuple[Any, str]]:
 
 def _largest(value: Any, sparsity: float) -> Any:
     kept = np.ones(value.size, bool)
-    kept[np.argsort(abs(value), axis=None, kind="stable")[: round(value.size * sparsity)]] = False
+    kept[np.argsort(abs(value), axis=None, kind="stable")[: min(round(value.size * sparsity), value.size - 1)]] = False
     return kept.reshape(value.shape)
 
 

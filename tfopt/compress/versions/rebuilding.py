@@ -7,10 +7,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
 
-from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.model.products import graph_nodes
 from tfopt.model.state import layers_in_float32
 
@@ -53,14 +54,25 @@ def rebuilt(model: keras.Model, configs: Configs | None = None, kept: Kept | Non
 
 
 def require_same(model: keras.Model, other: keras.Model, batch: Any, what: str) -> None:
-    """Raises an UnsupportedError if two models compute different outputs; `what` names the second one."""
+    """Raises an UnsupportedError if two models compute different outputs; `what` names the second one.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If they do, or the other one computes with the model's own weights.
+        tfopt.errors.TfoptError: If they cannot be compared, since no number in an output is finite.
+    """
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+    _require_apart(model, other, x)
     outputs = []
     for one in (model, other):
         with layers_in_float32(one):
             outputs.append([np.asarray(part, "float64") for part in keras.tree.flatten(one(x, training=False))])
     for a, b in zip(*outputs, strict=True):
         known = np.isfinite(a)
+        if a.size and not known.any():
+            raise TfoptError(
+                f"Expected finite outputs, by which {what} is checked. Found: {model.name!r} computes only NaN or "
+                "infinity on the first batch. Check the data and the weights."
+            )
         off, size = np.linalg.norm(a[known] - b[known]), np.linalg.norm(a[known])
         if not off <= _SAME * size:
             raise UnsupportedError(
@@ -69,6 +81,19 @@ def require_same(model: keras.Model, other: keras.Model, batch: Any, what: str) 
                 "layer whose get_config omits an argument, or which draws random numbers in inference. Correct it, or "
                 "leave it out of the model."
             )
+
+
+def _require_apart(model: keras.Model, other: keras.Model, x: Any) -> None:
+    """Raises an UnsupportedError if a model computes with another's weights, as through a Lambda that refers to one."""
+    own = {id(weight.value): weight.path for weight in model.variables}
+    graph = tf.function(lambda x: other(x, training=False), autograph=False).get_concrete_function(x).graph
+    used = [own[id(variable)] for variable in graph.variables if id(variable) in own]
+    if used:
+        raise UnsupportedError(
+            f"Expected weights that layers use of their own. Found {used[0]!r} of {model.name!r}, which a Lambda, an "
+            "activation or another layer uses too, and which a second model would share. Make it a layer whose call "
+            "takes the values, or that has a get_config with all that its __init__ takes."
+        )
 
 
 def runs_its_graph(layer: Any) -> bool:
@@ -97,10 +122,20 @@ class _Clones:
 
     def copy_weights(self, kept: Kept) -> None:
         """Gives the clones their layers' values, of those indices along an axis that are kept."""
+        copies: dict[int, tuple[Any, keras.Layer]] = {}
         for layer, clone in self._leaves.items():
             if [len(v.shape) for v in layer.variables] != [len(v.shape) for v in clone.variables]:
                 raise _cannot(layer, "its clone has other weights")
+            if len(list(layer._flatten_layers())) != len(list(clone._flatten_layers())):
+                raise _cannot(layer, "its clone has other layers inside")
             for weight, copy in zip(layer.variables, clone.variables, strict=True):
+                same, owner = copies.setdefault(id(weight), (copy, layer))
+                if same is not copy:
+                    raise UnsupportedError(
+                        f"Expected layers with weights of their own. Found {owner.name!r} and {layer.name!r}, which "
+                        f"share {weight.path!r} and would not once they are built again. Call one layer twice instead; "
+                        "keras.layers.ReversibleEmbedding embeds and makes logits with the same weights."
+                    )
                 value = np.asarray(weight)
                 for axis in range(value.ndim):
                     if (id(weight), axis) in kept:

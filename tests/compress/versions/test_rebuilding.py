@@ -1,0 +1,65 @@
+import keras
+import numpy as np
+import pytest
+
+from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.errors import TfoptError, UnsupportedError
+
+_L = keras.layers
+
+
+class Logits(keras.layers.Layer):
+    """Multiplies by the table of an embedding that is a layer of the model as well."""
+
+    def __init__(self, embedding, **options):
+        super().__init__(**options)
+        self.embedding = embedding
+
+    def call(self, x):
+        return x @ keras.ops.transpose(self.embedding.embeddings)
+
+    def get_config(self):
+        return super().get_config() | {"embedding": keras.saving.serialize_keras_object(self.embedding)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config | {"embedding": keras.saving.deserialize_keras_object(config["embedding"])})
+
+
+class Borrowing(Logits):
+    """Its clone holds the same embedding."""
+
+    def get_config(self):
+        return super(Logits, self).get_config() | {"embedding": self.embedding}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def with_logits(make):
+    x = keras.Input((4,), dtype="int32")
+    embedding = _L.Embedding(7, 3, name="words")
+    model = keras.Model(x, make(embedding)(embedding(x)), name="net")
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_weights_that_two_layers_share_are_refused_by_name():
+    model = with_logits(lambda embedding: Logits(embedding, name="logits"))
+    with pytest.raises(UnsupportedError, match="Found 'words' and 'logits', which share 'words/embeddings' and would"):
+        rebuilt(model)
+
+
+@pytest.mark.parametrize("make", [Borrowing, lambda e: _L.Lambda(lambda x: x @ keras.ops.transpose(e.embeddings))])
+def test_weights_that_a_clone_would_share_with_the_model_are_refused(make):
+    model, batch = with_logits(make), (np.zeros((2, 4), "int32"),)
+    with pytest.raises(UnsupportedError, match="'words/embeddings'"):
+        require_same(model, rebuilt(model), batch, "a clone")
+
+
+def test_outputs_of_which_none_is_finite_are_not_taken_for_the_same():
+    model = keras.Sequential([keras.Input((2,)), _L.Dense(3)], name="net")
+    other = keras.models.clone_model(model)
+    with pytest.raises(TfoptError, match="'net' computes only NaN or infinity on the first batch"):
+        require_same(model, other, (np.full((4, 2), np.nan),), "a clone")
