@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compress.versions.arguments import require_finite, require_single
+from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import Footprint, compared, footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
 from tfopt.errors import UnsupportedError
 from tfopt.measure import Comparison, compare
-from tfopt.model.batches import Data, as_dataset, one_batch
+from tfopt.model.batches import Data, as_dataset
 from tfopt.model.layers import calls_wrapped, layer_paths
 from tfopt.text import Shown, aligned, described, percent, wrapped
 
@@ -109,8 +109,8 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
         raise ValueError(f"Expected 8 or 4 bits. Received: {bits!r}. Pass bits=8.")
     require_single(model, "Quantize")
     require_finite(data)
-    batch = one_batch(data)
     before = rebuilt(model)
+    batch = trial_batch(before, data)
     require_same(model, before, batch, "a clone")
     first = keras.utils.unpack_x_y_sample_weight(batch)[0]
     alone, left = _alone(before, first, bits)

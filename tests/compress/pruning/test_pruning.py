@@ -222,6 +222,20 @@ def test_constants_and_other_axes_are_left_by_name(unmeasured):
     assert pruned.left["turned"] == "'cut' (Dense) computes along another axis"
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'inner' .* was passed an input with a mask")
+def test_masks_of_time_steps_are_passed_on(unmeasured):
+    x = keras.Input((5,), dtype="int32")
+    z = keras.Input((5, 6))
+    inner = keras.Model(z, _L.BatchNormalization()(_L.Dense(4, name="b")(z)), name="inner")
+    y = inner(_L.Dense(6, name="a")(_L.Embedding(7, 8, mask_zero=True, name="words")(x)))
+    y = _L.Dense(4, name="c")(_L.Masking()(_L.Dense(4, "relu", name="d")(y)))
+    model = randomized(keras.Model(x, _L.Dense(3, name="logits")(_L.GlobalAveragePooling1D()(y))))
+    model.compile("sgd", "mse")
+    pruned = prune(model, (np.array([[1, 2, 3, 0, 0]] * 4, "int32"), np.ones((4, 3), "float32")))
+    assert pruned.kept == {"words": (4, 8), "a": (3, 6), "inner/b": (2, 4), "c": (2, 4)}
+    assert pruned.left.keys() == {"d", "logits"}
+
+
 def test_an_output_inside_is_left_and_partly_joined_channels_are_cut_in_part(unmeasured):
     x = keras.Input((8,))
     both = _L.Concatenate()([_L.Dense(4, name="a")(x), _L.Dense(4, name="b")(x)])
@@ -275,6 +289,7 @@ def test_models_that_cannot_be_cut():
 def test_wrong_arguments(unmeasured):
     model = net(_L.Dense(8))
     data = data_for(model)
+    compiled_without_optimizer = net(_L.Dense(8), optimizer=None)
     for arguments, error, message in (
         (("net", data), TypeError, "Expected a keras.Model"),
         ((keras.Sequential(name="bare"), data), ValueError, "'bare', which is not compiled"),
@@ -283,6 +298,11 @@ def test_wrong_arguments(unmeasured):
         ((model, data, 1.0), ValueError, "Expected sparsity to be below 1. Received: 1.0. Pass a share such as 0.5"),
         ((model, data, 0), ValueError, "Expected sparsity to be above 0"),
         ((model, data, "half"), TypeError, "Expected sparsity to be a number"),
+        ((model, data[:1]), ValueError, r"Received: \('float32 \(8, 6\)',\). It raises: .* Pass data that model.evalu"),
+        ((model, (data[0], data[1][:, :2])), ValueError, "'net' can be evaluated. Received: .*float32 \\(8, 2\\)"),
+        ((model, (data[0][:0], data[1][:0])), PipelineError, "batches of at least one example"),
+        ((model, (*data, np.zeros(8))), TfoptError, "Found: all of them are zero. Train the model first"),
+        ((compiled_without_optimizer, data), ValueError, "Expected a model with an optimizer"),
         ((model, (data[0], np.full_like(data[1], np.nan))), TfoptError, "importance='norm'"),
     ):
         with pytest.raises(error, match=message):

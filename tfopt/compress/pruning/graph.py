@@ -112,9 +112,9 @@ class _Walk:
     def _follow(self, node: Any) -> None:
         operation = node.operation
         if graph_nodes(operation) and runs_its_graph(operation):
-            inputs = _graph(operation).inputs
-            if [len(t.shape) for t in inputs] == [len(t.shape) for t in node.input_tensors]:
-                entered = zip(inputs, node.input_tensors, strict=True)
+            inputs, given = _graph(operation).inputs, _without_mask(node)
+            if [len(t.shape) for t in inputs] == [len(t.shape) for t in given]:
+                entered = zip(inputs, given, strict=True)
                 self.through(operation, {id(own): self._enter(own, given) for own, given in entered})
                 found = self.outputs(operation)
                 self._found |= {id(t): one for t, one in zip(node.output_tensors, found, strict=True)}
@@ -130,6 +130,8 @@ class _Walk:
         return self._of_call(Call(layer, self._name(layer), [tensor], {}, self.units, own.shape))
 
     def _of_call(self, call: Call) -> Channels | Fixed:
+        if isinstance(mask := call.arguments.get("mask"), Tensor):
+            call.keep(mask, "takes them as a mask")
         try:
             if obstacle := _obstacle(call.operation):
                 raise NotUnderstoodError(obstacle)
@@ -154,7 +156,7 @@ class _Walk:
         return Call(
             operation=node.operation,
             name=self._name(node.operation),
-            inputs=[seen(tensor) for tensor in node.input_tensors],
+            inputs=[seen(tensor) for tensor in _without_mask(node)],
             arguments=_bound(node.operation, args, kwargs),
             units=self.units,
             output_shape=node.output_tensors[0].shape,
@@ -205,6 +207,12 @@ def _bound(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> di
     if signature is not None:
         return dict(signature.bind(*args, **kwargs).arguments)
     return {str(at): value for at, value in enumerate(args)} | dict(kwargs)
+
+
+def _without_mask(node: Any) -> list[keras.KerasTensor]:
+    """The inputs of a call without the mask that Keras passes on from an Embedding or Masking."""
+    mask = _bound(node.operation, node.arguments.args, node.arguments.kwargs).get("mask")
+    return [tensor for tensor in node.input_tensors if tensor is not mask]
 
 
 def _graph(model: Any) -> Functional:

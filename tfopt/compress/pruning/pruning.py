@@ -11,10 +11,10 @@ from tfopt.compress.pruning.masking import apply, channel_masks, kernels, weight
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.schedule import PruningSchedule
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
-from tfopt.compress.versions.arguments import require_finite, require_single
+from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
-from tfopt.model.batches import Data, one_batch
+from tfopt.model.batches import Data
 
 
 def prune(
@@ -71,8 +71,13 @@ def prune(
     require_single(model, "Prune")
     share, importance = checked_sparsity(sparsity), checked_importance(importance)
     require_finite(data)
-    batch = one_batch(data)
+    if model.optimizer is None:
+        raise ValueError(
+            f"Expected a model with an optimizer, since training steps are timed. Received: {model.name!r}, compiled "
+            "with optimizer=None. Pass the one to train the smaller model with."
+        )
     before = rebuilt(model)
+    batch = trial_batch(before, data)
     require_same(model, before, batch, "a clone")
     if not structured:
         return _with_zeros(before, data, share)

@@ -78,6 +78,11 @@ def _by_gradient(graph: Graph, model: keras.Model, data: Any, reads: Sequence[Ax
             "Expected finite gradients, by which the importance of channels is measured. Found NaN or infinity. Check "
             "the data and the loss on them with model.evaluate(data), or pass importance='norm'."
         )
+    if not total.any():
+        raise TfoptError(
+            "Expected gradients, by which the importance of channels is measured. Found: all of them are zero. Train "
+            "the model first, pass data with labels that count, or pass importance='norm'."
+        )
     return total
 
 

@@ -1,9 +1,12 @@
 """Checks of a model of which another version is made, and of the data that both are compared on."""
 
-import keras
+from typing import Any
 
-from tfopt.errors import UnsupportedError
-from tfopt.model.batches import Data, as_dataset, is_endless
+import keras
+import tensorflow as tf
+
+from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.model.batches import Data, as_dataset, first_alike_batches, is_endless, specs_of
 from tfopt.model.layers import is_built, require_compiled
 
 
@@ -14,6 +17,24 @@ def require_finite(data: Data) -> None:
             "Expected data that end, since both models are evaluated on them. Received: a dataset that repeats "
             "endlessly. Pass data.take(n)."
         )
+
+
+def trial_batch(model: keras.Model, data: Data) -> Any:
+    """Returns the first batch, on which the model is evaluated once; it should be a copy, since its metrics change.
+
+    Raises:
+        ValueError: If the model cannot be evaluated on it.
+        tfopt.errors.PipelineError: If the dataset is empty, or its first batch holds no example.
+    """
+    (batch,) = first_alike_batches(data, 1)
+    try:
+        model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)
+    except Exception as error:  # whatever Keras, TensorFlow or the user's loss raises
+        raise ValueError(
+            f"Expected batches on which {model.name!r} can be evaluated. Received: {specs_of(batch)}. It raises: "
+            f"{summarize_error(error)}. Pass data that model.evaluate takes."
+        ) from error
+    return batch
 
 
 def require_single(model: keras.Model, verb: str) -> None:
