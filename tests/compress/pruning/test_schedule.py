@@ -8,8 +8,10 @@ import pytest
 import tensorflow as tf
 from prunable_nets import NETS, inputs_of, randomized
 
+from tfopt.callbacks import TrainingCheckpoint
 from tfopt.compress import PruningSchedule
-from tfopt.errors import UnsupportedError
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.kernels import chunk_cross_entropy
 
 _L = keras.layers
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -105,6 +107,18 @@ def test_a_constraint_of_the_layer_still_holds():
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_not_computed_for_evaluation_as_for_training():
+    x = keras.Input((5,), dtype="int32")
+    model = keras.Model(x, _L.Dense(7)(_L.Dense(20, name="hidden")(_L.Embedding(7, 4)(x))))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    chunk_cross_entropy(model)
+    ids = np.arange(40).reshape(8, 5) % 7
+    schedule = PruningSchedule((ids, ids), 0.5, end_step=2, every_steps=1)
+    model.fit(ids, ids, batch_size=2, verbose=0, callbacks=[schedule])
+    np.testing.assert_allclose(schedule.cut().model(ids), model(ids), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_averaged_weights_are_masked_too():
     model = net(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
     schedule = PruningSchedule(dataset(model, 2), 0.5, end_step=2)
@@ -121,6 +135,59 @@ def test_what_sets_masked_weights_after_the_training_is_noticed():
     model.set_weights(before)
     with pytest.raises(ValueError, match="masked as the training left them"):
         schedule.cut()
+
+
+@pytest.mark.parametrize(
+    ("structured", "stop"),
+    [pytest.param(True, 7, marks=pytest.mark.slow), pytest.param(False, 7, marks=pytest.mark.campaign)],
+)
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, structured, stop):
+    def trained(folder, *callbacks):
+        model = net()
+        options = {"begin_step": 1, "end_step": 9, "every_steps": 2, "structured": structured}
+        schedule = PruningSchedule(dataset(model, 2), 0.5, **options)
+        callbacks = [schedule, TrainingCheckpoint(folder, every_steps=3), *callbacks]
+        model.fit(dataset(model, 5), shuffle=False, epochs=2, verbose=0, callbacks=callbacks)
+        return model, schedule
+
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == stop:
+                raise RuntimeError
+
+    truth = trained(tmp_path / "whole")[0].get_weights()
+    with pytest.raises(RuntimeError):
+        trained(tmp_path / "part", Crash())
+    model, schedule = trained(tmp_path / "part")
+    for found, expected in zip(model.get_weights(), truth, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    if structured:
+        assert assert_cut_computes_the_same(model, schedule).kept == {"hidden": (10, 20)}
+
+
+class Forgetful(keras.layers.Layer):
+    """Its config leaves its factor out."""
+
+    factor = 1.0
+
+    def call(self, x):
+        return self.factor * x
+
+
+def test_what_would_fail_in_the_middle_or_at_the_end_of_training_is_refused_when_it_begins():
+    model = net()
+    x, y = inputs_of(model, 8), np.zeros((8, 3), "float32")
+    forgetful = Forgetful()
+    forgetful.factor = 3.0
+    wrong = keras.Sequential([keras.Input((6,)), _L.Dense(8), forgetful, _L.Dense(8), _L.Dense(3)])
+    wrong.compile("sgd", "mse")
+    for trained, data, error, message in (
+        (model, (x, y[:, :2]), ValueError, "can be evaluated"),
+        (model, tf.data.Dataset.from_tensors((x, y)).take(0), PipelineError, "at least one batch"),
+        (wrong, (x, y), UnsupportedError, "Expected a clone to compute what it should"),
+    ):
+        with pytest.raises(error, match=message):
+            trained.fit(x, y, verbose=0, callbacks=[PruningSchedule(data, end_step=1000)])
 
 
 @pytest.mark.slow

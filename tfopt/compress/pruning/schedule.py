@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfopt import checks
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
@@ -10,9 +11,10 @@ from tfopt.compress.pruning.graph import Graph, graph_of
 from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, hold, weight_masks
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
-from tfopt.compress.versions.arguments import require_finite, require_single
+from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import footprints
-from tfopt.compress.versions.rebuilding import rebuilt
+from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.model.batches import one_batch
 from tfopt.model.state import rebuild_step_function
 from tfopt.warn import warn_caller
 
@@ -75,12 +77,25 @@ class PruningSchedule(keras.callbacks.Callback):
             self._held.release()
         if self._pruner is None or self._pruner.model is not self.model:
             require_single(self.model, "Prune")
+            self._pruner = None
             kind = _Channels if self._structured else _Weights
             self._pruner = kind(self.model, self._data, self._importance)
             self._step, self._rounds = 0, -1
         self._held = Held(self._pruner.masks)
         rebuild_step_function(self.model, "train_function")  # a step traced earlier has no masks
         self._prune()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what `tfopt.callbacks.TrainingCheckpoint` saves of a running training."""
+        masked = None if self._pruner is None else self._pruner.masked
+        return {"step": self._step, "last_batch": self._last_batch, "rounds": self._rounds, "masked": masked}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on in a running training from what `get_state` returned."""
+        self._step, self._last_batch, self._rounds = state["step"], state["last_batch"], state["rounds"]
+        if self._pruner is not None and self._held is not None:
+            self._pruner.masked = state["masked"]
+            self._held.set(self._pruner.masks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Batches are numbered from 0 again."""
@@ -152,27 +167,33 @@ class _Channels:
     def __init__(self, model: keras.Model, data: Any, importance: Importance):
         self.model, self._data = model, data
         self._graph: Graph = graph_of(model)
+        copy = rebuilt(model)
+        require_same(model, copy, trial_batch(copy, data), "a clone")
         self._scores = scorer(self._graph, model, data, importance)
-        self._cut: Any = ()
-        self.masks = channel_masks(self._graph, self._cut)
+        self.masked: Any = np.array([], int)
+        """The units."""
+
+    @property
+    def masks(self) -> list[Mask]:
+        return channel_masks(self._graph, self.masked)
 
     def prune(self, sparsity: float) -> None:
         metrics = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
         scores = self._scores()
         for variable, value in metrics:  # the loss updates those of single outputs
             variable.assign(value)
-        self._cut = choose(self._graph, scores, sparsity, self._cut)
-        self.masks = channel_masks(self._graph, self._cut)
+        self.masked = choose(self._graph, scores, sparsity, self.masked)
 
     def smaller(self, sparsity: float) -> Pruned:
         masked = rebuilt(self.model)
-        model = rebuilt(self.model, self._graph.configs(self._cut), self._graph.kept(self._cut))
+        model = rebuilt(self.model, self._graph.configs(self.masked), self._graph.kept(self.masked))
+        require_same(masked, model, one_batch(self._data), "the smaller model")
         before, after = footprints((masked, model), self._data)
         return Pruned(
             model=model,
             sparsity=sparsity,
             structured=True,
-            kept=self._graph.channels(self._cut),
+            kept=self._graph.channels(self.masked),
             left=self._graph.left,
             before=before,
             after=after,
@@ -185,6 +206,14 @@ class _Weights:
     def __init__(self, model: keras.Model, data: Any, importance: Importance):
         self.model = model
         self.masks: list[Mask] = weight_masks(model, 0.0)
+
+    @property
+    def masked(self) -> list[Any]:
+        return [mask.kept for mask in self.masks]
+
+    @masked.setter
+    def masked(self, kept: list[Any]) -> None:
+        self.masks = [Mask(mask.weight, one) for mask, one in zip(self.masks, kept, strict=True)]
 
     def prune(self, sparsity: float) -> None:
         self.masks = weight_masks(self.model, sparsity)  # zeros are the smallest, and so stay masked

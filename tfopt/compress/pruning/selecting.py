@@ -94,7 +94,7 @@ def _terms(model: keras.Model, reads: Sequence[Axis]) -> Callable[[Any], Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
-            loss = model.compute_loss(x, y, model(x, training=False), sample_weight, training=False)
+            loss = model._compute_loss(x, y, model(x, training=False), sample_weight, training=True)
         gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
         return [
             tf.reduce_sum(tf.cast(weight * gradient, "float32"), _others(axis))
