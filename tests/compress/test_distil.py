@@ -166,6 +166,23 @@ def test_evaluation_and_files_stay_as_they_are(tmp_path):
     assert loaded.train_on_batch(X, CLASSES) == pytest.approx(before, rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["distil", "chunk_cross_entropy"])
+def test_it_works_with_a_loss_in_chunks(first):
+    weights = []
+    for chunked in (False, True):
+        student = net()
+        student.compile(keras.optimizers.SGD(0.1), LOSSES["classes, logits"][2])
+        calls = [lambda student=student: distil(net(seed=1), student, (X, CLASSES))]
+        calls += [lambda student=student: tfopt.kernels.chunk_cross_entropy(student)] * chunked
+        for call in calls if first == "distil" else reversed(calls):
+            call()
+        student.fit(X, CLASSES, batch_size=6, epochs=2, shuffle=False, verbose=0)
+        weights.append(student.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_a_second_call_replaces_the_first_and_zero_ends_it():
     teacher, student = net(seed=1), net()
     student.compile(keras.optimizers.SGD(0.0), LOSSES["classes, logits"][2])
@@ -193,6 +210,12 @@ def test_models_that_do_not_fit_are_refused():
     named.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"same names and shapes"):
         distil(keras.Model(named.inputs, list(named.output.values())), named, (X, {"kind": X[:, :4], "size": X[:, :1]}))
+    with pytest.raises(ValueError, match="'unbuilt', which has no weights yet"):
+        distil(keras.Sequential([layers.Dense(4)], name="unbuilt"), student, (X, CLASSES))
+    with pytest.raises(ValueError, match="which the student trains too"):
+        distil(keras.Sequential([keras.Input((5,)), student.layers[0], layers.Dense(4)]), student, (X, CLASSES))
+    with pytest.raises(ValueError, match=r"Received: float32 \(12, 3\), for which 'seq.*' raises: in Sequential"):
+        distil(net(), student, (X[:, :3], CLASSES))
     with pytest.raises(ValueError, match="weight to be at least 0"):
         distil(net(), student, (X, CLASSES), weight=-1)
     with pytest.raises(ValueError, match="temperature to be above 0"):

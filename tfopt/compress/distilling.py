@@ -1,5 +1,6 @@
 """`distil`: a student that learns from a teacher's outputs beside the labels, with `fit`."""
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -7,10 +8,10 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.compress.versions.arguments import require_one_device
-from tfopt.errors import UnsupportedError
+from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.kernels.replacing import renew, replace, replacement
-from tfopt.model.batches import Data, as_dataset, first_batch
-from tfopt.model.layers import require_compiled, require_model
+from tfopt.model.batches import Data, as_dataset, first_batch, specs_of
+from tfopt.model.layers import is_built, require_compiled, require_model
 
 _CLASSES = (
     keras.losses.categorical_crossentropy,
@@ -47,8 +48,9 @@ def distil(
 
     Raises:
         TypeError: If a model is not a Keras model.
-        ValueError: If the student is not compiled, teacher and student are the same, their outputs differ in shape or
-            number, or `weight` or `temperature` is out of range.
+        ValueError: If the student is not compiled, the teacher not built, both are the same or share weights that the
+            student trains, one of them does not take the data, their outputs differ in shape or number, or `weight` or
+            `temperature` is out of range.
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If the student's own `compute_loss` takes no `training`, or it trains on several
             replicas.
@@ -72,8 +74,19 @@ def distil(
             f"Expected a teacher and another model. Received {student.name!r} for both. Clone the model first, with "
             "keras.models.clone_model and set_weights."
         )
+    if not is_built(teacher):
+        raise ValueError(
+            f"Expected a teacher that is trained. Received: {teacher.name!r}, which has no weights yet. Train it first."
+        )
     x, *_ = keras.utils.unpack_x_y_sample_weight(first_batch(student, as_dataset(data)))
     _expect_alike(teacher, student, x)
+    taught = {id(weight) for weight in teacher.variables}
+    shared = [weight.path for weight in student.trainable_variables if id(weight) in taught]
+    if shared:
+        raise ValueError(
+            f"Expected a teacher that stays as it is. Found {shared[0]!r}, which the student trains too. Clone the "
+            "teacher first, with keras.models.clone_model and set_weights, or freeze what both share."
+        )
     replace(student, "compute_loss", _Distilling(teacher, student, weight, temperature).compute_loss)
     renew(student)
 
@@ -121,6 +134,8 @@ class _Apart(keras.losses.Loss):
     def __init__(self, loss: Any, temperature: float):
         super().__init__(name="distillation", reduction="sum_over_batch_size", dtype="float32")
         self._temperature = temperature
+        while isinstance(loss, partial):  # of tfopt.kernels.chunk_cross_entropy
+            loss = loss.args[0]
         self._function = getattr(loss, "fn", None)
         options = getattr(loss, "_fn_kwargs", {})
         self._logits, self._axis = bool(options.get("from_logits")), options.get("axis", -1)
@@ -153,10 +168,16 @@ def _outputs(model: keras.Model, x: Any) -> Any:
 
 def _expect_alike(teacher: keras.Model, student: keras.Model, x: Any) -> None:
     """Refuses models whose outputs on a batch differ in structure or shape."""
-    found = [
-        keras.tree.map_structure(lambda output: str(tuple(output.shape)), _outputs(model, x))
-        for model in (teacher, student)
-    ]
+    found = []
+    for model in (teacher, student):
+        try:
+            outputs = _outputs(model, x)
+        except Exception as error:  # whatever Keras, TensorFlow or the user's call raises
+            raise ValueError(
+                f"Expected data on which teacher and student can be called. Received: {specs_of(x)}, for which "
+                f"{model.name!r} raises: {summarize_error(error)}. Pass one batch, or a dataset of batches, for both."
+            ) from error
+        found.append(keras.tree.map_structure(lambda output: str(tuple(output.shape)), outputs))
     if found[0] != found[1]:
         raise ValueError(
             "Expected outputs of the same names and shapes from the teacher and the student. Found: "
