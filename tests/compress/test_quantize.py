@@ -141,6 +141,15 @@ def test_attention_embeddings_and_what_keras_cannot_quantize():
     assert set(layer_paths(model).values()) >= found.left.keys()
 
 
+@pytest.mark.usefixtures("twice_as_fast")
+def test_a_layer_that_another_calls_past_its_integers_computes_as_before():
+    stack = [keras.Input((3, 4)), layers.TimeDistributed(layers.Dense(32, name="inner"), name="outer")]
+    model = compiled(keras.Sequential([*stack, layers.Flatten(), layers.Dense(4, name="last")]))
+    found = quantize(model, (X.reshape(16, 3, 4), Y))
+    assert list(found.layers) == ["last"]
+    assert found.left == {"outer/inner": "the layer around it calls it past its integers"}
+
+
 def test_what_is_not_faster_is_refused(monkeypatch):
     monkeypatch.setattr(quantizing, "footprints", lambda *_, **__: (footprint(2.0, 1.0), footprint(0.5, 2.0)))
     says = r"0\.5 times as fast .*slower, and only the weights are smaller, 2 MiB → 0\.5"
@@ -152,9 +161,18 @@ def test_what_is_not_faster_is_refused(monkeypatch):
 def test_models_that_cannot_be_quantized_are_refused():
     with pytest.raises(ValueError, match=r"8 or 4 bits.* Received: 16"):
         quantize(net(), (X, Y), bits=16)
+    with pytest.raises(ValueError, match=r"8 or 4 bits.* Received: \[8\]"):
+        quantize(net(), (X, Y), bits=[8])
+    keras.config.set_dtype_policy("mixed_float16")
+    model = net()
+    keras.config.set_dtype_policy("float32")
+    with pytest.raises(UnsupportedError, match=r"first: .*float16"):
+        quantize(model, (X, Y))
     stack = [keras.Input((12,)), layers.Reshape((12, 1)), layers.Conv1D(2, 3), layers.Flatten()]
     model = compiled(keras.Sequential(stack))
-    with pytest.raises(UnsupportedError, match="Expected dense layers or embeddings"):
+    with pytest.raises(
+        UnsupportedError, match=r"Expected layers .* in 8 bits. Found none in .*; conv.*: Keras has no 8-bit C"
+    ):
         quantize(model, (X, Y))
     with pytest.raises(ValueError, match="not compiled"):
         quantize(keras.Sequential([keras.Input((12,)), layers.Dense(2)]), (X, Y))

@@ -105,7 +105,7 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
         The weights of 12 layers have 8 bits. Inference is 1.41 times as fast (95 %: 1.38–1.44); outputs are 1.2 % …
         >>> quantized.model.save("smaller.keras")
     """
-    if bits not in _MODES:
+    if bits not in tuple(_MODES):
         raise ValueError(f"Expected 8 or 4 bits. Received: {bits!r}. Pass bits=8.")
     require_single(model, "Quantize")
     require_finite(data)
@@ -149,8 +149,8 @@ def _alone(model: keras.Model, inputs: Any, bits: int) -> tuple[dict[keras.Layer
                 twins[layer] = other
     if not twins:
         raise UnsupportedError(
-            f"Expected dense layers or embeddings of Keras' own classes. Found none in {model.name!r}. Keras computes "
-            "no other layers with integers: leave the model as it is."
+            f"Expected layers that Keras computes in {bits} bits. Found none in {model.name!r}{_reasons(model, left)}. "
+            "Leave the model as it is."
         )
     off: dict[keras.Layer, float] = {}
 
@@ -166,8 +166,33 @@ def _alone(model: keras.Model, inputs: Any, bits: int) -> tuple[dict[keras.Layer
 
     with calls_wrapped(twins, recorded):
         model(inputs, training=False)
+    past = _called_otherwise(twin, twins.values(), inputs)
+    left |= {layer: "the layer around it calls it past its integers" for layer in off if twins[layer] in past}
     left |= {layer: "it was not called on its own" for layer in twins if layer not in off}
-    return off, left
+    return {layer: apart for layer, apart in off.items() if layer not in left}, left
+
+
+def _called_otherwise(twin: keras.Model, layers: Iterable[keras.Layer], inputs: Any) -> set[keras.Layer]:
+    """The quantized layers whose `call` another layer, such as TimeDistributed, calls itself, past their integers."""
+    found = set()
+
+    def noted(layer: Any, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if method.__name__ == "call":
+                found.add(layer)
+                return layer.quantized_call(*args, **kwargs)
+            return method(*args, **kwargs)
+
+        return call
+
+    with calls_wrapped(layers, noted):
+        twin(inputs, training=False)
+    return found
+
+
+def _reasons(model: keras.Model, left: Mapping[keras.Layer, str]) -> str:
+    paths = layer_paths(model)
+    return "".join(f"; {paths[layer]}: {why.rstrip('.')}" for layer, why in left.items())
 
 
 def _quantized(layer: Any, bits: int) -> str | None:
