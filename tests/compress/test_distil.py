@@ -195,6 +195,22 @@ def test_a_second_call_replaces_the_first_and_zero_ends_it():
     assert student.train_on_batch(X, CLASSES) == own
 
 
+@pytest.mark.parametrize(
+    ("kind", "activation", "says"),
+    [
+        ("classes, logits", "softmax", "Expected logits .* returns probabilities"),
+        ("classes, probabilities", None, "Expected probabilities .* returns logits"),
+        ("binary, probabilities", None, "Expected probabilities .* returns logits"),
+    ],
+)
+def test_logits_and_probabilities_are_not_confused(kind, activation, says):
+    units, own, loss, y = LOSSES[kind]
+    student = net(units, own)
+    student.compile("sgd", loss)
+    with pytest.raises(ValueError, match=says):
+        distil(net(units, activation, seed=1), student, (X, y))
+
+
 def test_models_that_do_not_fit_are_refused():
     student = net()
     with pytest.raises(ValueError, match="not compiled"):

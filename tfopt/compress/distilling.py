@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfopt import checks
@@ -20,6 +21,7 @@ _CLASSES = (
 )
 _BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 _LEAST = 1e-7  # of a probability, as in Keras
+_ROUNDING = 0.02  # of probabilities in 16 bits
 
 
 def distil(
@@ -49,8 +51,8 @@ def distil(
     Raises:
         TypeError: If a model is not a Keras model.
         ValueError: If the student is not compiled, the teacher not built, both are the same or share weights that the
-            student trains, one of them does not take the data, their outputs differ in shape or number, or `weight` or
-            `temperature` is out of range.
+            student trains, one of them does not take the data, their outputs differ in shape or number, one returns
+            logits and the other probabilities, or `weight` or `temperature` is out of range.
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If the student's own `compute_loss` takes no `training`, or it trains on several
             replicas.
@@ -78,16 +80,18 @@ def distil(
         raise ValueError(
             f"Expected a teacher that is trained. Received: {teacher.name!r}, which has no weights yet. Train it first."
         )
-    x, *_ = keras.utils.unpack_x_y_sample_weight(first_batch(student, as_dataset(data)))
-    _expect_alike(teacher, student, x)
-    taught = {id(weight) for weight in teacher.variables}
-    shared = [weight.path for weight in student.trainable_variables if id(weight) in taught]
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(first_batch(student, as_dataset(data)))
+    taught, learnt = _outputs_alike(teacher, student, x)
+    distilling = _Distilling(teacher, student, weight, temperature)
+    distilling.expect_logits_or_probabilities(y, taught, learnt)
+    fixed = {id(weight) for weight in teacher.variables}
+    shared = [weight.path for weight in student.trainable_variables if id(weight) in fixed]
     if shared:
         raise ValueError(
             f"Expected a teacher that stays as it is. Found {shared[0]!r}, which the student trains too. Clone the "
             "teacher first, with keras.models.clone_model and set_weights, or freeze what both share."
         )
-    replace(student, "compute_loss", _Distilling(teacher, student, weight, temperature).compute_loss)
+    replace(student, "compute_loss", distilling.compute_loss)
     renew(student)
 
 
@@ -114,6 +118,24 @@ class _Distilling:
             part = _Apart(loss, self._temperature)(target, _at(y_pred, path), sample_weight=counts)
             own += tf.cast(self._weight * share * part, own.dtype)
         return own
+
+    def expect_logits_or_probabilities(self, y: Any, taught: Any, learnt: Any) -> None:
+        """Refuses a teacher of probabilities for a student of logits, and the reverse, where its outputs show it."""
+        compiled = self._student._compile_loss
+        if compiled is None or y is None:
+            return
+        if not compiled.built:
+            try:
+                compiled.build(y, learnt)
+            except Exception:  # noqa: BLE001  of labels that do not fit, of which fit speaks
+                return
+        for path, loss, _ in self._losses(taught):
+            expected, found = _Apart(loss, self._temperature).kinds(_at(taught, path))
+            if expected != found:
+                raise ValueError(
+                    f"Expected {expected} of the teacher, as the student's loss takes. Found: {self._teacher.name!r} "
+                    f"returns {found}. Pass a teacher that ends like the student."
+                )
 
     def _losses(self, outputs: Any) -> list[tuple[tuple[Any, ...], Any, float]]:
         """Returns the path of each output that has a loss, with the loss and its weight; all of them if none has."""
@@ -153,6 +175,18 @@ class _Apart(keras.losses.Loss):
             return tf.reduce_mean(tf.square(y_true - y_pred), -1) / 2
         return apart * self._temperature**2
 
+    def kinds(self, outputs: Any) -> tuple[str, str]:
+        """What outputs should be, and what they are if that is certain: logits or probabilities."""
+        expected = "logits" if self._logits else "probabilities"
+        values = np.asarray(tf.cast(outputs, tf.float32))
+        between = bool(((values >= 0) & (values <= 1 + _ROUNDING)).all())
+        if not values.size:
+            return expected, expected
+        if self._function in _CLASSES and between and np.allclose(values.sum(self._axis), 1, atol=_ROUNDING):
+            return expected, "probabilities"
+        is_known = self._function in (*_CLASSES, *_BINARY) and not between and bool(np.isfinite(values).all())
+        return expected, "logits" if is_known else expected
+
     def _softened(self, values: Any, logits_of: Any) -> Any:
         logits = values if self._logits else logits_of(tf.clip_by_value(values, _LEAST, 1 - _LEAST))
         return logits / self._temperature
@@ -166,24 +200,25 @@ def _outputs(model: keras.Model, x: Any) -> Any:
     return model(x, training=False) if model._call_has_training_arg else model(x)
 
 
-def _expect_alike(teacher: keras.Model, student: keras.Model, x: Any) -> None:
-    """Refuses models whose outputs on a batch differ in structure or shape."""
-    found = []
+def _outputs_alike(teacher: keras.Model, student: keras.Model, x: Any) -> list[Any]:
+    """Returns the outputs of both models on a batch; refuses those that differ in structure or shape."""
+    both = []
     for model in (teacher, student):
         try:
-            outputs = _outputs(model, x)
+            both.append(_outputs(model, x))
         except Exception as error:  # whatever Keras, TensorFlow or the user's call raises
             raise ValueError(
                 f"Expected data on which teacher and student can be called. Received: {specs_of(x)}, for which "
                 f"{model.name!r} raises: {summarize_error(error)}. Pass one batch, or a dataset of batches, for both."
             ) from error
-        found.append(keras.tree.map_structure(lambda output: str(tuple(output.shape)), outputs))
+    found = [keras.tree.map_structure(lambda output: str(tuple(output.shape)), outputs) for outputs in both]
     if found[0] != found[1]:
         raise ValueError(
             "Expected outputs of the same names and shapes from the teacher and the student. Found: "
             f"{_listed(found[0])} of {teacher.name!r}, and {_listed(found[1])} of {student.name!r}. Pass a teacher of "
             "the same classes."
         )
+    return both
 
 
 def _listed(shapes: Any) -> str:

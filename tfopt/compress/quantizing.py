@@ -79,6 +79,9 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
     original's, by norm over up to 8 batches of the data; if they are further off, the layers that are least accurate by
     themselves compute as before. `model` does not change.
 
+    Keras cannot load a `.keras` file in which layers inside attention, wrappers or classes of your own are quantized;
+    `model.export` saves such a model for serving.
+
     Integers are often slower: TensorFlow has fast kernels for them under XLA, if at all. Both models are timed in turn,
     as they are compiled, and a quantized model that is not faster is refused, since only its file would be smaller.
 

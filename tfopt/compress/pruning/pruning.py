@@ -46,8 +46,9 @@ def prune(
         sparsity: The share to remove of each layer's channels and heads, or of each kernel's weights. Default: 0.5.
         structured: Whether to cut channels and heads. If False, the smallest weights of each kernel become zero in a
             model of the same size; TensorFlow computes with them as before, so no time is saved. Default: True.
-        importance: "taylor", by how much the loss changes, to first order, without a channel; or "norm", by the size of
-            the weights that make it. Default: "taylor".
+        importance: "taylor", by how much the loss of a batch changes, to first order, without a channel, squared and
+            summed over batches, so that smaller batches tell more; or "norm", by the size of the weights that make it.
+            Default: "taylor".
 
     Returns:
         The new model, what was cut and what was left, and figures of both models.
