@@ -58,6 +58,26 @@ def test_weights_that_a_clone_would_share_with_the_model_are_refused(make):
         require_same(model, rebuilt(model), batch, "a clone")
 
 
+class Stack(keras.layers.Layer):
+    """Its config leaves out how many layers it has."""
+
+    def __init__(self, count=1, **options):
+        super().__init__(**options)
+        self.layers = [_L.Identity() for _ in range(count)]
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return super(keras.layers.Layer, self).get_config()
+
+
+def test_a_clone_with_other_layers_inside_is_refused_by_name():
+    model = keras.Sequential([keras.Input((2,)), Stack(3, name="stack")])
+    with pytest.raises(UnsupportedError, match=r"Found 'stack' \(Stack\): its clone has other layers inside"):
+        rebuilt(model)
+
+
 def test_outputs_of_which_none_is_finite_are_not_taken_for_the_same():
     model = keras.Sequential([keras.Input((2,)), _L.Dense(3)], name="net")
     other = keras.models.clone_model(model)
