@@ -1,6 +1,6 @@
 """Makes a net cheaper: what its layers cost, half of its channels cut, and a tenth of the training to recover.
 
-Run it as it is: `python examples/cheaper.py`. It takes a minute on two cores.
+Run it as it is: `python examples/cheaper.py`. It needs scikit-learn, and takes a minute on two cores.
 """
 
 import keras
@@ -15,7 +15,7 @@ images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("float32").reshape(-1, 8, 8, 1)
 order = np.random.default_rng(0).permutation(len(images))
 train, test = ((images[part], labels[part]) for part in (order[:1400], order[1400:]))
-batches = tf.data.Dataset.from_tensor_slices(train).batch(BATCH)
+batches = tf.data.Dataset.from_tensor_slices(train).shuffle(len(order), seed=0).batch(BATCH)
 
 
 def normalized(x, width, size, strides=1):
@@ -52,11 +52,11 @@ model.fit(batches, epochs=EPOCHS, verbose=0)
 # What do its layers cost in training?
 print(tfopt.compress.cost(model, batches))
 
-# Without half of its channels.
+# Cut half of its channels.
 pruned = tfopt.compress.prune(model, batches, 0.5)
 print(pruned)
 
-# A tenth of the training, with the whole net as the teacher.
+# Train it for a tenth of the epochs, with the whole net as its teacher.
 student = compiled(pruned.model, EPOCHS // 10, rate=3e-3)
 tfopt.compress.distil(model, student, batches)
 student.fit(batches, epochs=EPOCHS // 10, verbose=0)

@@ -1,4 +1,4 @@
-"""Times training steps of pruned nets, with their accuracy, and inference in 8-bit integers. On a GPU, ResNet-50 too."""
+"""Times training steps of pruned nets, with their accuracy, and inference in 8 bits; on a GPU, ResNet-50 too."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def _pruning(name: str, net: Callable[[], keras.Model], scale: Scale) -> Case:
     return Case(
         suite="compress",
         workload=name,
-        question=f"How much faster is a step, and how accurate the net, after pruning {percent(_SHARE)} of what can be cut?",
+        question=f"How fast is a step, and how accurate the net, after pruning {percent(_SHARE)} of what can be cut?",
         unit="training step",
         variants=[
             Variant(
@@ -51,7 +51,7 @@ def _pruning(name: str, net: Callable[[], keras.Model], scale: Scale) -> Case:
             ),
             Variant(
                 name=f"pruned {name.partition(',')[0]}",
-                note=f"compress.prune; accuracy after {_TENTH} epoch with compress.distil, whose teacher the step leaves out",
+                note=f"compress.prune; accuracy after {_TENTH} epoch of compress.distil, which the step leaves out",
                 timer=partial(_timer, lambda: compress.prune(_compiled(net), _batch(), _SHARE).model, _batch),
                 values=lambda: [_accuracy(_pruned(trained(seed), seed)) for seed in scale.seeds],
             ),

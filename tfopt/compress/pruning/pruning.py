@@ -30,10 +30,11 @@ def prune(
     Use it on a trained model, then train the smaller one: it is faster, and a few epochs regain most of the accuracy
     that it lost. For a large share, `PruningSchedule` prunes while the model trains.
 
-    Each layer loses the same share of its channels, rounded to a multiple of 8 above 32. What depends on a channel goes
-    with it, through batch norm, additions, concatenations, depthwise convolutions and changes of shape. The smaller
-    model computes exactly what the old one does with zeros in all weights that read those channels. What cannot be cut,
-    such as channels that a LayerNormalization averages over or that a Lambda reads, stays, and `.left` says why.
+    Each layer loses the same share of its channels; where more than 32 stay, a multiple of 8 stays. What depends on a
+    channel goes with it, through batch norm, additions, concatenations, depthwise convolutions and changes of shape.
+    The smaller model computes exactly what the old one does with zeros in all weights that read those channels. What
+    cannot be cut, such as channels that a LayerNormalization averages over or that a Lambda reads, stays, and `.left`
+    says why.
 
     `model` does not change. The smaller one has its layers' names and settings and is compiled alike, with a fresh
     optimizer. Patches of single layers, such as `tfopt.kernels.use_flash_attention` and `tfopt.memory.recompute`, are
