@@ -88,9 +88,9 @@ def vit(width: int = 96) -> keras.Model:
 NETS: dict[str, Callable[[], keras.Model]] = {"resnet, small": resnet, "mobilenet, small": mobilenet, "vit, small": vit}
 
 
-def compiled(net: keras.Model, epochs: int, rate: float) -> keras.Model:
+def compiled(net: keras.Model, epochs: int, rate: float, batch_size: int = BATCH) -> keras.Model:
     """Compiles a net with Adam, its learning rate falling from `rate` to 0 over `epochs`, and returns it."""
-    steps = epochs * -(-_TRAIN_EXAMPLES // BATCH)
+    steps = epochs * -(-_TRAIN_EXAMPLES // batch_size)
     net.compile(
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
