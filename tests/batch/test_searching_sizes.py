@@ -28,6 +28,7 @@ def tried(size, capacity, rate):
 
 
 @hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.example(half=1 / 3, capacity=32, most=1)
 @hypothesis.given(
     half=strategies.floats(0.1, 2000), capacity=strategies.integers(0, 800), most=strategies.integers(1, 900)
 )
@@ -40,7 +41,9 @@ def test_both_sizes_are_those_of_trying_all(half, capacity, most):
         fitting = [size for size in GRID if size <= capacity and (limit is None or size <= limit)]
         best = max(map(rate, fitting), default=0.0)
         assert max((size for size, trial in made.items() if trial.fits), default=0) == max(fitting, default=0)
-        assert recommended(made) == min((size for size in fitting if rate(size) >= 0.97 * best), default=0)
+        shares = 0.97, 0.97 - 1e-9, 0.97 + 1e-9  # rounding may put a rate of exactly 0.97 on either side
+        least = [min((size for size in fitting if rate(size) >= share * best), default=0) for share in shares]
+        assert recommended(made) in least
         assert set(made) <= set(GRID)
         assert len(made) <= 30
 

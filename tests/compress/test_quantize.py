@@ -193,3 +193,16 @@ def test_both_models_are_measured():
         assert found.after.mib < found.before.mib / 3
         assert found.before.step is None
         assert found.speedup.ratio > 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "distance"),
+    [
+        ([np.array([3.0, 4.0])], [np.array([3.0, 4.5])], 0.1),
+        ([[3.0], [1.0]], [[3.3], [1.0]], 0.1),  # of the output furthest off
+        ([[3.0], [1.0]], [[3.0], [np.nan]], np.inf),
+        ([[1.0], [0.0]], [[1.0], [1e-6]], 1e-6),  # next to an output of zeros
+    ],
+)
+def test_the_distance_of_outputs(expected, found, distance):
+    assert quantizing._distance([expected], [found]) == pytest.approx(distance)

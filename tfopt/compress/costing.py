@@ -118,7 +118,7 @@ def _step_runs(model: keras.Model, batch: Any) -> Iterator[None]:
     except Exception as error:
         raise UnsupportedError(
             f"Expected a batch that {model.name!r} trains on. Found: on {specs_of(batch)} its training step raises "
-            f"{type(error).__name__}: {summarize_error(error)}. What to do: pass a batch that model.fit takes."
+            f"{type(error).__name__}: {summarize_error(error)}. What to do: make model.fit run on this batch first."
         ) from error
 
 
@@ -136,7 +136,7 @@ def _recorded(model: keras.Model, batch: Any) -> list[StepCall]:
     """Returns the calls of the layers in a step."""
     try:
         calls = StepCalls(model, batch).calls
-    except tf.errors.ResourceExhaustedError:
+    except (TfoptError, Warning, tf.errors.ResourceExhaustedError):
         raise
     except NotImplementedError as error:
         raise UnsupportedError(
@@ -201,7 +201,8 @@ def _measure(model: keras.Model, call: StepCall) -> _Measured:
     try:
         steps = {"forward": forward.get_concrete_function(inputs), "both": both.get_concrete_function(inputs)}
         counted = {name: graph_flops(step.graph) for name, step in steps.items()}
-        made, _ = (step(inputs) for step in steps.values())
+        output_bytes = _bytes(steps["forward"](inputs))
+        steps["both"](inputs)
     except tf.errors.ResourceExhaustedError:
         raise
     except Exception as error:  # noqa: BLE001 - a layer that cannot be called outside its model may raise anything
@@ -222,7 +223,7 @@ def _measure(model: keras.Model, call: StepCall) -> _Measured:
             *(f"{name} ({why})" for name, why in counted["both"].unknown.items()),
             *(["products with a sparse tensor"] if any(isinstance(x, tf.SparseTensor) for x in call.tensors) else ()),
         ),
-        output_bytes=_bytes(made),
+        output_bytes=output_bytes,
         ms=(forward_ms, max(0.0, both_ms - forward_ms)),
     )
 

@@ -216,7 +216,8 @@ def remarks(cost: ModelCost) -> list[str]:
         f"{figure(cost.copy_gib_per_second)} GiB/s. A layer is bound by the one it is nearer to, and reaches that "
         "share of it.",
     ]
-    if more := 0 if cost.step_flops is None else cost.step_flops - cost.flops:
+    more = 0 if cost.step_flops is None else cost.step_flops - cost.flops
+    if more:
         where = (
             f"more than these layers: in {'layers that are not timed, ' if alone else ''}the loss, the model's own "
             "code, a loop, or a train_step that calls them again"

@@ -1,5 +1,6 @@
 """`quantize`: a model that computes with integers where that is accurate and faster."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,8 +97,10 @@ def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
 
     Raises:
         TypeError: If `model` is not a Keras model, or `data` is neither a dataset nor a batch.
-        ValueError: If the model is not compiled or not built, the data never end, or `bits` is neither 8 nor 4.
+        ValueError: If the model is not compiled or not built, the data never end or the model cannot be evaluated on
+            them, or `bits` is neither 8 nor 4.
         tfopt.errors.PipelineError: If the dataset is empty.
+        tfopt.errors.TfoptError: If an output has no finite number.
         tfopt.errors.UnsupportedError: If no layer can be quantized, or the outputs would be too far off; if the
             quantized model is not faster here; if a part of the model cannot be built again; or if it trains on several
             replicas.
@@ -215,7 +218,7 @@ def _near(
 ) -> tuple[keras.Model, list[keras.Layer], float]:
     """Returns the model with as many layers quantized as its outputs bear, those layers, and how far it is off."""
     best_first = sorted(alone, key=alone.__getitem__)
-    expected = [model(one, training=False) for one in inputs]
+    expected = _outputs(model, inputs)
     low, count, high = 0, len(alone), len(alone)
     found: tuple[keras.Model, list[keras.Layer], float] | None = None
     while low < high:
@@ -224,7 +227,7 @@ def _near(
         for layer, other in zip(model._flatten_layers(), twin._flatten_layers(), strict=True):
             if layer in chosen:
                 _quantized(other, bits)
-        apart = _distance(expected, [twin(one, training=False) for one in inputs])
+        apart = _distance(expected, _outputs(twin, inputs))
         if apart <= _MOST_APART:
             low, found = count, (twin, [layer for layer in alone if layer in chosen], apart)
         else:
@@ -239,17 +242,28 @@ def _near(
     return found
 
 
+def _outputs(model: keras.Model, inputs: Iterable[Any]) -> list[Any]:
+    with keras.StatelessScope():  # in which no layer's seeds or state move
+        return [model(one, training=False) for one in inputs]
+
+
 def _distance(expected: Iterable[Any], found: Iterable[Any]) -> float:
-    """Returns the norm of the difference over that of the expected values, where finite; of the output furthest off."""
+    """Returns the norm of the difference over that of the expected values, where finite; of the output furthest off.
+
+    An output of zeros counts by the norm of all; infinity if a number was lost.
+    """
     outputs = [zip(*map(keras.tree.flatten, batches), strict=True) for batches in (expected, found)]
-    return max(_apart(*pair) for pair in zip(*outputs, strict=True))
+    off, size = np.array([_squares(*pair) for pair in zip(*outputs, strict=True)]).T
+    apart = np.sqrt(off / np.maximum(np.where(size > 0, size, size.sum()), 1e-300))
+    return math.inf if np.isnan(apart).any() else float(apart.max())
 
 
-def _apart(expected: Iterable[Any], found: Iterable[Any]) -> float:
+def _squares(expected: Iterable[Any], found: Iterable[Any]) -> tuple[float, float]:
+    """Returns the squared norms of the difference of an output, and of its expected values."""
     off = size = 0.0
     for pair in zip(expected, found, strict=True):
         a, b = (np.asarray(tf.cast(part, tf.float32), "float64") for part in pair)
         known = np.isfinite(a)
         off += float(((b - a)[known] ** 2).sum())
         size += float((a[known] ** 2).sum())
-    return float(np.sqrt(off / max(size, 1e-300)))
+    return off, size

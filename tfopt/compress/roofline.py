@@ -133,7 +133,8 @@ def _roof(axes: _Axes, dtype: str, ceiling: float, per_intensity: float) -> str:
 
 
 def _point(axes: _Axes, cost: ModelCost, layer: LayerCost) -> str:
-    says = f"{layer.path}: {figure(layer.ms or 0)} ms, {percent(cost.share(layer))} of the step, {layer.bound_by}"
+    says = f"{layer.path}: {figure(layer.ms or 0)} ms, {percent(cost.share(layer))} of the step"
+    says += f", {layer.bound_by}" if layer.bound_by else ""
     radius = max(3.0, _LARGEST * math.sqrt(cost.share(layer)))
     color = "--line0" if layer.bound_by == "products" else "--line1" if layer.bound_by == "memory" else "--unclear"
     return (

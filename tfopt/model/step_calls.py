@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfopt.model.layers import calls_wrapped, floating_tensors, is_keras_own
 
-_PLAIN = (bool, int, float, str, tuple, FunctionType)
-_OF_EACH = {"name", "build", "quantize"}  # attributes that Keras sets in each layer
+_PLAIN = (bool, int, float, str, FunctionType)
+_OF_EACH = {"name", "build", "quantize"}  # attributes that Keras sets in each layer, besides those of an empty one
 
 
 def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
@@ -62,11 +62,11 @@ class StepCalls:
         """In the order in which they compute."""
         self.links: list[tuple[keras.Layer | None, keras.Layer, int]] = []
         """Which layer's output, None for the data, each layer takes, and how many elements."""
-        self._made: dict[int, keras.Layer] = {}
+        self._made: dict[int, keras.Layer] = {}  # by the ids of outputs
+        self._flows: dict[int, bool] = {}  # through which of them training takes gradients
         self._trained: set[int] = set()  # ids of the values of trainable weights
         self._inside = False  # a layer, whose inner layers count as part of it
         self._kept: list[Any] = []  # keeps tensors alive, so that ids stay unique
-        self._trains: dict[keras.Layer | None, bool] = {None: False}
         self._graph: Any = None
 
         def run(batch: Any) -> Any:
@@ -109,6 +109,7 @@ class StepCalls:
                 self._inside = False
             tensors = floating_tensors(result)
             self._kept += tensors
+            self._flows |= {id(tensor): self._has_gradient(tensor) for tensor in tensors}
             self._made |= {id(tensor): layer for tensor in tensors}
             return result
 
@@ -120,20 +121,18 @@ class StepCalls:
         tensors = [leaves[place] for place in places]
         sources = [self._sources(tensor)[0] if has_gradients(tensor) else set() for tensor in tensors]
         gradients = [has_gradients(tensor) and self._has_gradient(tensor) for tensor in tensors]
-        self._trains[layer] = self._trains.get(layer, False) or bool(layer.trainable_weights) or any(gradients)
         empty = keras.tree.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, arguments)
         self.calls.append(StepCall(layer, empty, places, tensors, gradients))
         for tensor, those in zip(tensors, sources, strict=True):
             self.links += [(source, layer, tensor.shape.num_elements() or 0) for source in those]
 
     def _has_gradient(self, tensor: tf.Tensor) -> bool:
-        those, trained = self._sources(tensor, ends=("StopGradient", "PreventGradient"))
-        return trained or any(self._trains[source] for source in those)
+        return self._sources(tensor, ends=("StopGradient", "PreventGradient"))[1]
 
     def _sources(self, tensor: tf.Tensor, ends: tuple[str, ...] = ()) -> tuple[set[keras.Layer | None], bool]:
         """The layers whose outputs a tensor was computed from by operations alone; None for the data and constants.
 
-        And whether it was computed from trainable weights outside of layers, such as the model's own.
+        And whether it was computed from trainable weights: the model's own, or those of layers.
         """
         found: set[keras.Layer | None] = set()
         trained = False
@@ -142,6 +141,7 @@ class StepCalls:
             one = waiting.pop()
             if id(one) in self._made:
                 found.add(self._made[id(one)])
+                trained |= self._flows[id(one)]
                 continue
             trained |= id(one) in self._trained
             if one.op.type == "Placeholder":
@@ -170,9 +170,22 @@ def _kind(layer: keras.Layer) -> Any:
         config = _without_names(layer.get_config() | {"name": None})
     except Exception:  # noqa: BLE001 - a user's class without a config
         return id(layer)
-    own = {} if is_keras_own(layer) else vars(layer)
-    plain = {name for name, value in own.items() if isinstance(value, _PLAIN) and not name.startswith("_")}
-    return type(layer), config, [(name, own[name]) for name in sorted(plain - _OF_EACH)]
+    names = set() if is_keras_own(layer) else vars(layer).keys() - vars(keras.Layer()).keys() - _OF_EACH
+    own = [(name, _plain(vars(layer)[name])) for name in sorted(names) if not name.startswith("_self_")]
+    return type(layer), config, own
+
+
+def _plain(value: Any) -> Any:
+    """Returns what tells values of a layer's attributes apart; layers inside it and weights are looked at elsewhere."""
+    if isinstance(value, list | tuple | set):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return [(key, _plain(one)) for key, one in value.items()]
+    if isinstance(value, keras.Layer | keras.Variable):
+        return type(value)
+    if isinstance(value, _PLAIN) or value is None:
+        return value
+    return _without_names(value.get_config()) if hasattr(value, "get_config") else id(value)
 
 
 def _without_names(config: Any) -> Any:

@@ -239,6 +239,18 @@ def test_masks_of_time_steps_are_passed_on(unmeasured):
     assert pruned.left.keys() == {"d", "logits"}
 
 
+@pytest.mark.filterwarnings("ignore:.* was passed an input with a mask")
+def test_a_nested_model_with_named_inputs_is_followed_behind_a_mask(unmeasured):
+    x, beside = keras.Input((5,), dtype="int32"), keras.Input((5, 6))
+    z = {"a": keras.Input((5, 6), name="a"), "b": keras.Input((5, 6), name="b")}
+    inner = keras.Model(z, _L.Dense(4, name="c")(_L.Add()([z["a"], z["b"]])), name="inner")
+    y = inner({"a": _L.Embedding(7, 6, mask_zero=True, name="words")(x), "b": beside})
+    model = randomized(keras.Model([x, beside], _L.Dense(3, name="logits")(_L.GlobalAveragePooling1D()(y))))
+    model.compile("sgd", "mse")
+    inputs = np.array([[1, 2, 3, 0, 0]] * 4, "int32"), np.ones((4, 5, 6), "float32")
+    assert prune(model, (inputs, np.ones((4, 3), "float32"))).kept == {"inner/c": (2, 4)}
+
+
 def test_an_output_inside_is_left_and_partly_joined_channels_are_cut_in_part(unmeasured):
     x = keras.Input((8,))
     both = _L.Concatenate()([_L.Dense(4, name="a")(x), _L.Dense(4, name="b")(x)])

@@ -2,6 +2,8 @@ import keras
 import numpy as np
 import pytest
 
+from tfopt.compress.versions.arguments import trial_batch
+from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
 from tfopt.errors import TfoptError, UnsupportedError
 
@@ -26,17 +28,6 @@ class Logits(keras.layers.Layer):
         return cls(**config | {"embedding": keras.saving.deserialize_keras_object(config["embedding"])})
 
 
-class Borrowing(Logits):
-    """Its clone holds the same embedding."""
-
-    def get_config(self):
-        return super(Logits, self).get_config() | {"embedding": self.embedding}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
-
-
 def with_logits(make):
     x = keras.Input((4,), dtype="int32")
     embedding = _L.Embedding(7, 3, name="words")
@@ -51,11 +42,26 @@ def test_weights_that_two_layers_share_are_refused_by_name():
         rebuilt(model)
 
 
-@pytest.mark.parametrize("make", [Borrowing, lambda e: _L.Lambda(lambda x: x @ keras.ops.transpose(e.embeddings))])
-def test_weights_that_a_clone_would_share_with_the_model_are_refused(make):
-    model, batch = with_logits(make), (np.zeros((2, 4), "int32"),)
-    with pytest.raises(UnsupportedError, match="'words/embeddings'"):
-        require_same(model, rebuilt(model), batch, "a clone")
+def test_weights_that_a_clone_would_share_with_the_model_are_refused():
+    model = with_logits(lambda e: _L.Lambda(lambda x: x @ keras.ops.transpose(e.embeddings)))
+    batch = (np.zeros((2, 4), "int32"),)
+    other = rebuilt(model)
+    with pytest.raises(UnsupportedError, match="Found 'words/embeddings' of 'net', which a Lambda, an activation"):
+        require_same(model, other, batch, "a clone")
+
+
+def test_a_model_that_draws_in_inference_is_the_same_as_its_clone_and_does_not_move():
+    x = keras.Input((4,))
+    model = keras.Model(x, _L.Dropout(0.5)(_L.Dense(3)(x), training=True))
+    model.compile("sgd", "mse")
+    before = [variable.numpy() for variable in model.variables]
+    batch = (np.ones((2, 4), "float32"), np.ones((2, 3), "float32"))
+    other = rebuilt(model)
+    require_same(model, other, trial_batch(other, batch), "a clone")
+    footprints((model, other), batch, training=False)
+    forward = [model(batch[0]).numpy(), other(batch[0]).numpy()]
+    np.testing.assert_array_equal(*forward)
+    assert any(np.any(variable.numpy() != value) for variable, value in zip(model.variables, before, strict=True))
 
 
 class Stack(keras.layers.Layer):

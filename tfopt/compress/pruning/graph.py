@@ -130,8 +130,9 @@ class _Walk:
         return self._of_call(Call(layer, self._name(layer), [tensor], {}, self.units, own.shape))
 
     def _of_call(self, call: Call) -> Channels | Fixed:
-        if isinstance(mask := call.arguments.get("mask"), Tensor):
-            call.keep(mask, "takes them as a mask")
+        for mask in keras.tree.flatten(call.arguments.get("mask")):
+            if isinstance(mask, Tensor):
+                call.keep(mask, "takes them as a mask")
         try:
             if obstacle := _obstacle(call.operation):
                 raise NotUnderstoodError(obstacle)
@@ -211,8 +212,9 @@ def _bound(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> di
 
 def _without_mask(node: Any) -> list[keras.KerasTensor]:
     """The inputs of a call without the mask that Keras passes on from an Embedding or Masking."""
-    mask = _bound(node.operation, node.arguments.args, node.arguments.kwargs).get("mask")
-    return [tensor for tensor in node.input_tensors if tensor is not mask]
+    bound = _bound(node.operation, node.arguments.args, node.arguments.kwargs)
+    masks = set(map(id, keras.tree.flatten(bound.get("mask"))))
+    return [tensor for tensor in node.input_tensors if id(tensor) not in masks]
 
 
 def _graph(model: Any) -> Functional:

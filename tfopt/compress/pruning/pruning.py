@@ -14,6 +14,7 @@ from tfopt.compress.pruning.selecting import Importance, choose, scorer
 from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.errors import TfoptError
 from tfopt.model.batches import Data
 
 
@@ -61,7 +62,7 @@ def prune(
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If the model has no graph, nothing of it can be cut, a part of it cannot be built
             again, or it trains on several replicas.
-        tfopt.errors.TfoptError: If the gradients are not finite.
+        tfopt.errors.TfoptError: If the gradients are not finite or all zero, or an output has no finite number.
 
     Example:
         >>> pruned = tfopt.compress.prune(model, validation, 0.5)
@@ -84,7 +85,13 @@ def prune(
     if not structured:
         return _with_zeros(before, data, share)
     graph = graph_of(before)
-    cut = choose(graph, scorer(graph, before, data, importance)(), share)
+    scores = scorer(graph, before, data, importance)()
+    if not scores.any():
+        raise TfoptError(
+            "Expected gradients, by which the importance of channels is measured. Found: all of them are zero. Train "
+            "the model first, pass data with labels that count, or pass importance='norm'."
+        )
+    cut = choose(graph, scores, share)
     after = rebuilt(before, graph.configs(cut), graph.kept(cut))
     figures = footprints((before, after), data)
     apply(channel_masks(graph, cut))

@@ -10,7 +10,7 @@ from tfopt.compress.pruning.arguments import checked_importance, checked_sparsit
 from tfopt.compress.pruning.graph import Graph, graph_of
 from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, hold, weight_masks
 from tfopt.compress.pruning.report import Pruned
-from tfopt.compress.pruning.selecting import Importance, choose, scorer
+from tfopt.compress.pruning.selecting import Importance, by_norm, choose, scorer
 from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
@@ -75,6 +75,7 @@ class PruningSchedule(keras.callbacks.Callback):
         """Installs the masks."""
         if self._held is not None:  # of a training that an error ended
             self._held.release()
+            self._held = None
         if self._pruner is None or self._pruner.model is not self.model:
             require_single(self.model, "Prune")
             self._pruner = None
@@ -182,6 +183,12 @@ class _Channels:
         scores = self._scores()
         for variable, value in metrics:  # the loss updates those of single outputs
             variable.assign(value)
+        if not scores.any():
+            warn_caller(
+                "The gradients of the schedule's data are all zero, so the channels of this round were chosen by the "
+                "norm of their weights. Pass data on which the loss is not 0."
+            )
+            scores = by_norm(self._graph)
         self.masked = choose(self._graph, scores, sparsity, self.masked)
 
     def smaller(self, sparsity: float) -> Pruned:

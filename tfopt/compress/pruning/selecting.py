@@ -43,12 +43,12 @@ def choose(graph: Graph, scores: Numbers, sparsity: float, already: Numbers = ()
 def scorer(graph: Graph, model: keras.Model, data: Any, importance: Importance) -> Callable[[], Numbers]:
     """Returns a function that measures how important each unit is at present."""
     if importance == "norm":
-        return partial(_by_norm, graph)
+        return partial(by_norm, graph)
     reads = [axis for axis in graph.axes if axis.role == "reads"]
     return partial(_by_gradient, graph, model, data, reads, _terms(model, reads))
 
 
-def _by_norm(graph: Graph) -> Numbers:
+def by_norm(graph: Graph) -> Numbers:
     """The norm of the kernels' slices that make a unit, over the layer's mean, since layers are scaled differently."""
     total, count = np.zeros(_size(graph)), np.zeros(_size(graph))
     for axis in graph.axes:
@@ -77,11 +77,6 @@ def _by_gradient(graph: Graph, model: keras.Model, data: Any, reads: Sequence[Ax
         raise TfoptError(
             "Expected finite gradients, by which the importance of channels is measured. Found NaN or infinity. Check "
             "the data and the loss on them with model.evaluate(data), or pass importance='norm'."
-        )
-    if not total.any():
-        raise TfoptError(
-            "Expected gradients, by which the importance of channels is measured. Found: all of them are zero. Train "
-            "the model first, pass data with labels that count, or pass importance='norm'."
         )
     return total
 

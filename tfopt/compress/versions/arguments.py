@@ -5,9 +5,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.model.batches import Data, as_dataset, first_alike_batches, is_endless, specs_of
 from tfopt.model.layers import is_built, require_compiled
+from tfopt.model.state import preserved
 
 
 def require_finite(data: Data) -> None:
@@ -28,7 +29,10 @@ def trial_batch(model: keras.Model, data: Data) -> Any:
     """
     (batch,) = first_alike_batches(data, 1)
     try:
-        model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)
+        with preserved(model):  # a layer may draw, or keep a state
+            model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)
+    except (TfoptError, Warning, tf.errors.ResourceExhaustedError):
+        raise
     except Exception as error:  # whatever Keras, TensorFlow or the user's loss raises
         raise ValueError(
             f"Expected batches on which {model.name!r} can be evaluated. Received: {specs_of(batch)}. It raises: "

@@ -15,6 +15,7 @@ from tfopt.measure.timers import wait
 from tfopt.memory.estimating import size_mib
 from tfopt.model.batches import as_dataset, batch_size, one_batch
 from tfopt.model.flops import step_flops
+from tfopt.model.state import StatePreserver
 from tfopt.text import figure
 
 _TURN_MS = 300.0
@@ -117,12 +118,16 @@ class _ForwardTimer:
         self._x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         self._size = batch_size(model, batch)
         self._run = tf.function(lambda x: model(x, training=False), jit_compile=model.jit_compile, autograph=False)
-        self._first_seconds = self._time(1) / 1000
+        self._state = StatePreserver(model)  # a layer may draw, or keep a state
+        with self._state.preserved():
+            self._first_seconds = self._time(1) / 1000
 
     def __call__(self, steps: int, *, warmup: int, samples: int = 1) -> StepTimes:
-        self._time(warmup)
+        with self._state.preserved():
+            self._time(warmup)
+            milliseconds = tuple(self._time(steps // samples) for _ in range(samples))
         return StepTimes(
-            repeats_ms=(tuple(self._time(steps // samples) for _ in range(samples)),),
+            repeats_ms=(milliseconds,),
             steps_per_sample=steps // samples,
             first_step_seconds=self._first_seconds,
             examples_per_step=self._size,

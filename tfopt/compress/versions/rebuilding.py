@@ -64,7 +64,7 @@ def require_same(model: keras.Model, other: keras.Model, batch: Any, what: str) 
     _require_apart(model, other, x)
     outputs = []
     for one in (model, other):
-        with layers_in_float32(one):
+        with layers_in_float32(one), keras.StatelessScope():  # in which no layer's seeds or state move
             outputs.append([np.asarray(part, "float64") for part in keras.tree.flatten(one(x, training=False))])
     for a, b in zip(*outputs, strict=True):
         known = np.isfinite(a)
