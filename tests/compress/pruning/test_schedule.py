@@ -190,7 +190,6 @@ def test_what_would_fail_in_the_middle_or_at_the_end_of_training_is_refused_when
             trained.fit(x, y, verbose=0, callbacks=[PruningSchedule(data, end_step=1000)])
 
 
-@pytest.mark.slow
 def test_data_without_a_gradient_do_not_end_a_training():
     model, (x, y) = net(), next(iter(dataset(net(), 1)))
     schedule = PruningSchedule((x, y, np.zeros(len(x), "float32")), 0.5, end_step=4, every_steps=2)
@@ -199,6 +198,7 @@ def test_data_without_a_gradient_do_not_end_a_training():
     assert_cut_computes_the_same(model, schedule)
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_leaves_nothing_behind_for_the_next():
     model = net()
     schedule = PruningSchedule(dataset(model, 2), 0.5, end_step=1)
