@@ -84,6 +84,19 @@ def test_a_figure_is_that_of_the_samples_and_its_verdict_follows(row, figure):
     assert verdict == {None: "", True: "met", False: "missed"}[reached]
 
 
+def test_what_other_pages_say_is_in_the_table():
+    readme, kernels = (" ".join((ROOT / name).read_text("utf-8").split()) for name in ("README.md", "docs/kernels.md"))
+    naive, defaults, *_ = figures()
+    assert (
+        f"trained {naive:.1f}× as fast as in naive Keras and {defaults:.2f}× as fast as with Keras' defaults" in readme
+    )
+    chunked = recorded("chunked-loss-h100.json")["figures"]
+    whole, pieces = chunked["Keras' own"], chunked["auto"]
+    speed = whole["wall_times"]["median_ms"] / pieces["wall_times"]["median_ms"]
+    took = f"{pieces['peak_mib']:,.0f} MiB instead of {whole['peak_mib']:,.0f} at its peak, in 8 pieces and at"
+    assert f"{took} {speed:.2f}× the speed" in kernels
+
+
 def test_the_trace_says_what_the_last_product_and_the_pieces_take():
     whole, pieces = recorded("kernels-gpt2-h100.json")["kernels"].values()
     total = sum(kernel["ms"] for kernel in whole.values())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfopt import __version__
-from tfopt.bench.suites import LISTS, SUMMARIES, expand
+from tfopt.bench.suites import BY_NAME, LISTS, SUMMARIES, expand
 from tfopt.errors import CheckpointError, ResultsError, TfoptError, UnsupportedError, unknown_name
 from tfopt.text import described, wrapped
 
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tfopt-bench",
         description=wrapped(
             "Measures what each optimisation does to real Keras training on this machine.\n"
-            "Without a command: runs every suite but memory, batch, cost, compress and checkpoint.",
+            f"Without a command: runs every suite but {', '.join(BY_NAME)}.",
             _columns(),
         ),
         epilog=f"{suites}\n\n{wrapped(codes, _columns())}",
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = add("run", "run suites and write a table, a JSON file and an HTML page", _run)
     run.formatter_class, run.epilog = argparse.RawDescriptionHelpFormatter, suites
-    run.add_argument("suites", nargs="*", metavar="SUITE", help="by default all of them")
+    run.add_argument("suites", nargs="*", metavar="SUITE", help=f"by default all but {', '.join(BY_NAME)}")
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
     run.add_argument(
         "--budget",

@@ -1,9 +1,7 @@
 """`suggest`: cheaper forms of a model's costliest layers, measured on the spot."""
 
 import math
-import random
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial, singledispatch
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from tfopt.measure import Comparison, compare, interleave
 from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
 from tfopt.model.batches import Data
 from tfopt.model.layers import is_keras_own, output_layers
+from tfopt.model.state import python_random_kept
 from tfopt.model.step_calls import StepCall, kind_of
 from tfopt.text import Shown, aligned, figure, percent, wrapped
 
@@ -148,7 +147,7 @@ def suggest(model: keras.Model, batch: Data, layers: int = 3) -> Suggestions:
     forms: list[CheaperForm] = []
     without: list[str] = []
     not_running: list[str] = []
-    with _python_random_kept():
+    with python_random_kept():
         for place, *others in costly:
             call, path = calls[place], cost.layers[place].path
             known = _forms_of(call, last) if cost.layers[place].ms else []
@@ -173,16 +172,6 @@ def _output_layers(model: keras.Model, calls: list[StepCall]) -> Collection[kera
         return output_layers(model)
     except UnsupportedError:
         return [call.layer for call in calls]
-
-
-@contextmanager
-def _python_random_kept() -> Iterator[None]:
-    """Restores the state of Python's random numbers, from which Keras draws the seeds of a new layer."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 class _Form(NamedTuple):

@@ -1,6 +1,7 @@
 """A model's whole state, restored bit for bit after something trained it for measurement."""
 
 import inspect
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -68,6 +69,16 @@ def traced_steps(model: keras.Model) -> list[Any]:
 
 def _is_graph(function: Any) -> bool:
     return isinstance(function, tf.types.experimental.PolymorphicFunction)
+
+
+@contextmanager
+def python_random_kept() -> Iterator[None]:
+    """Restores the state of Python's random numbers, from which Keras draws the seeds of a new layer."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def preserved(model: keras.Model, *, also: Iterable[tf.Variable] = ()) -> AbstractContextManager[None]:

@@ -177,7 +177,7 @@ def _kind(layer: keras.Layer) -> Any:
 
 def _plain(value: Any) -> Any:
     """Returns what tells values of a layer's attributes apart; layers inside it and weights are looked at elsewhere."""
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return [(key, _plain(one)) for key, one in value.items()]

@@ -1,6 +1,5 @@
 """Copies of a model with layers quantized to float8, to measure on: in the model itself that cannot be undone."""
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice, zip_longest
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths
+from tfopt.model.state import python_random_kept
 from tfopt.precision.float8_margins import scales_and_amax
 from tfopt.precision.layer_policies import current_policy, quantize, set_policies
 from tfopt.precision.optimizer_swap import scale_loss
@@ -41,19 +41,17 @@ def quantized_clone(
 
 def _copies(model: keras.Model) -> dict[keras.Layer, keras.Layer]:
     """Each layer of a model and its copy of the same name and weights, the model itself first."""
-    seeds = random.getstate()  # Keras draws the seeds of the copy's initializers from it
     try:
-        clone = keras.models.clone_model(model)
-        if not clone.built:
-            clone.build_from_config(model.get_build_config())
-        clone.set_weights(model.get_weights())
+        with python_random_kept():
+            clone = keras.models.clone_model(model)
+            if not clone.built:
+                clone.build_from_config(model.get_build_config())
+            clone.set_weights(model.get_weights())
     except Exception as error:  # whatever the user's class raises
         raise UnsupportedError(
             f"Expected a model that can be copied, to quantize the copy. Found {model.name!r}, whose copy failed: "
             f"{error}. Give its class a get_config that can rebuild it, layers included."
         ) from error
-    finally:
-        random.setstate(seeds)
     # In order, as for set_weights: a layer without a name= gets another name in each copy.
     pairs = list(zip_longest(layer_paths(model), layer_paths(clone)))
     mismatch = next((pair for pair in pairs if not _compute_alike(*pair)), None)

@@ -92,12 +92,12 @@ class _Measurement:
         case = self._case
         with ExitStack() as stack, GpuReadings(max(variant.gpus for variant in case.variants)) as readings:
             stacks = {variant.name: stack.enter_context(ExitStack()) for variant in case.variants}
-            busy = OtherProcesses()
+            others = OtherProcesses()
             meters = {v.name: MemoryMeter(partial(v.timer, stacks[v.name])) for v in case.variants}
             first = self._rounds()
             # What says most comes first, should the run be stopped in its first turn.
-            baseline, *others = case.variants
-            ordered = [baseline, *sorted(others, key=lambda variant: not (variant.recommended or variant.ceiling))]
+            baseline, *rest = case.variants
+            ordered = [baseline, *sorted(rest, key=lambda variant: not (variant.recommended or variant.ceiling))]
             for turn in range(first, case.repeats):
                 for variant in ordered:
                     name = variant.name
@@ -106,7 +106,7 @@ class _Measurement:
                     if turn > first and self._clock() >= self._due:
                         return
                     if times := self._attempt(variant, readings.during(name, meters[name])):
-                        self._note_others(busy.cpu_percent())
+                        self._note_others(others.cpu_percent())
                         self._add(variant, times, meters[name], readings)
                     else:
                         # What it holds on the device, the others need.

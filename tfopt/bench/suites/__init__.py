@@ -26,7 +26,7 @@ SUMMARIES = {
 }
 
 # Run only by name: they take so long that the others would lose most of their five minutes.
-_BY_NAME = ("memory", "batch", "cost", "compress", "checkpoint")
+BY_NAME = ("memory", "batch", "cost", "compress", "checkpoint")
 
 # What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.
 _SECONDS = {
@@ -69,7 +69,7 @@ LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Returns the suites of these names and lists, each once; for no name all but `_BY_NAME`. Loads none.
+    """Returns the suites of these names and lists, each once; for no name all but `BY_NAME`. Loads none.
 
     Raises:
         ValueError: If there is no suite or list of that name.
@@ -93,7 +93,7 @@ def _places(names: Sequence[str]) -> list[tuple[str, str | None]]:
     for name in names:
         if name not in SUMMARIES and name not in LISTS:
             raise unknown_name("suite", name, [*SUMMARIES, *LISTS])
-    wanted = names or [name for name in SUMMARIES if name not in _BY_NAME]
+    wanted = names or [name for name in SUMMARIES if name not in BY_NAME]
     return [place for name in wanted for place in LISTS.get(name, ((name, None),))]
 
 

@@ -127,11 +127,7 @@ def _resnet50(batch_size: int) -> Case:
         question=f"How much faster is ResNet-50's step without {percent(_SHARE)} of its channels ({policy}, XLA)?",
         unit="training step",
         variants=[
-            Variant(
-                name=name,
-                note="from random weights",
-                timer=partial(_timer, make, batch),
-            )
+            Variant(name=name, note="from random weights", timer=partial(_timer, make, batch))
             for name, make in ways.items()
         ],
     )

@@ -67,7 +67,7 @@ def apply(masks: Iterable[Mask]) -> None:
         weight.assign(weight * tf.cast(kept, weight.dtype))
 
 
-def hold(masks: Iterable[Mask]) -> bool:
+def all_zero(masks: Iterable[Mask]) -> bool:
     """Whether all masked weights are zero."""
     return not any(np.any(np.asarray(tf.cast(weight.value, "float32")) * ~kept) for weight, kept in masks)
 

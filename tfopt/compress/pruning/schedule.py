@@ -8,7 +8,7 @@ import numpy as np
 from tfopt import checks
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import Graph, graph_of
-from tfopt.compress.pruning.masking import Held, Mask, apply, channel_masks, hold, weight_masks
+from tfopt.compress.pruning.masking import Held, Mask, all_zero, apply, channel_masks, weight_masks
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.selecting import Importance, by_norm, choose, scorer
 from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
@@ -136,7 +136,7 @@ class PruningSchedule(keras.callbacks.Callback):
                 f"Expected channels that a training has masked. Found: {found}. Call fit with this callback, "
                 "structured=True, and then cut()."
             )
-        if not hold(self._pruner.masks):
+        if not all_zero(self._pruner.masks):
             raise ValueError(
                 "Expected channels that are masked as the training left them. Found: something has set their weights "
                 "since, such as another fit, or a callback that restores the best ones. Put this callback after such "

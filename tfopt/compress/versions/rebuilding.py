@@ -1,6 +1,5 @@
 """A model built a second time: with all of its weights, or with what is kept of them."""
 
-import random
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from keras.src.saving.serialization_lib import SafeModeScope
 
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.model.products import graph_nodes
-from tfopt.model.state import layers_in_float32
+from tfopt.model.state import layers_in_float32, python_random_kept
 
 _OVERRIDES = ("call", "train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "compile", "fit")
 _SAME = 0.01  # of the outputs' norm: TF32 leaves 0.001, a wrong channel far more
@@ -35,16 +34,13 @@ def rebuilt(model: keras.Model, configs: Configs | None = None, kept: Kept | Non
     Raises:
         tfopt.errors.UnsupportedError: If a part of it cannot be built again.
     """
-    seeds = random.getstate()  # Keras draws the seeds of initializers from it
-    try:
+    with python_random_kept():
         clones = _Clones(configs or {})
         new = clones(model)
         if not new.built:  # it is subclassed
             new.build_from_config(model.get_build_config())
             new.built = True  # which Keras leaves to the first call
         clones.copy_weights(kept or {})
-    finally:
-        random.setstate(seeds)
     for layer, copy in zip(model._flatten_layers(), new._flatten_layers(), strict=True):
         copy._dtype_policy = layer._dtype_policy
         if copy.trainable != layer.trainable:  # from the top down, since a model sets those of its layers
