@@ -64,7 +64,9 @@ def first_look(setting):
 
 def gpu_tests(setting):
     """The tests marked gpu, a process for each file: a crash, or memory that one keeps, is not the next one's."""
-    files = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8"))
+    found = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8")]
+    # The kernels' take longest, since each of their cases compiles: begun first, they end with the others.
+    files = sorted(found, key=lambda path: ("kernels" not in path.parts, path))
     # Warnings of newer packages are no failures here, and the options of setup.cfg leave these tests out. What XLA
     # writes before it aborts the process reaches the log only if pytest does not capture it.
     options = (
@@ -84,7 +86,7 @@ def gpu_tests(setting):
         Part(
             name=str(path.relative_to(ROOT)),
             command=(*command, str(path.relative_to(ROOT))),
-            limit_seconds=180,
+            limit_seconds=STEP_SECONDS,
             read=_test_outcome,
             figures=lambda records: ", ".join(f"{count} {name}" for name, count in _outcomes(records).items()),
         )
@@ -196,11 +198,13 @@ class Step:
     """How long it takes on an H200, as far as known."""
     file: str
     parts: Callable[[Setting], list[Part]]
+    at_once: int = 1
+    """How many of its parts run at a time; more than one where nothing is timed."""
 
 
 STEPS = (
     Step("first look", "4 min", "first_look.jsonl", first_look),
-    Step("tests marked gpu", "5 min", "gpu_tests.jsonl", gpu_tests),
+    Step("tests marked gpu", "4 min", "gpu_tests.jsonl", gpu_tests, at_once=8),
     Step("PyTorch, before", "5 min", "peers.jsonl", partial(torch_peers, name="before")),
     Step("tfopt-bench run gpu", "8 min, about four times", "tfopt_bench.jsonl", suites),
     Step("decisions and callbacks", "6 min", "scripts.jsonl", scripts),
@@ -283,10 +287,11 @@ def main():
     if machine["xla_flags"]:
         environ["XLA_FLAGS"] = machine["xla_flags"]
     setting = Setting(folder, machine, options.rehearse, options.limit)
-    lines, log = Lines(folder / step.file), folder / "logs" / f"step-{options.step}.txt"
+    lines, logs = Lines(folder / step.file), folder / "logs" / f"step-{options.step}"
     os.chdir(ROOT)
-    run(step.parts(setting), lines, log, deadline=begun + options.limit, environ=environ)
-    return _summary(options.step, setting, lines.read(), log, time.monotonic() - begun)
+    deadline = begun + options.limit
+    run(step.parts(setting), lines, logs, deadline=deadline, environ=environ, at_once=step.at_once)
+    return _summary(options.step, setting, lines.read(), logs, time.monotonic() - begun)
 
 
 def _list(folder, rehearse):
@@ -332,14 +337,14 @@ def _refusal(machine, folder, rehearse):
     return None
 
 
-def _summary(number, setting, records, log, seconds):
+def _summary(number, setting, records, logs, seconds):
     """Prints at most ten lines, what failed first, and returns the exit code."""
     step = STEPS[number - 1]
     parts = step.parts(setting)
     good = [part for part in parts if part.is_done(records)]
     missed = step.parts is goals and _verdicts(records)["missed"]
     left = [part for part in parts if part not in good]
-    print(f"Step {number}, {step.title}: {len(good)} of {len(parts)} done, {seconds:.0f} s. Log: {log}")
+    print(f"Step {number}, {step.title}: {len(good)} of {len(parts)} done, {seconds:.0f} s. Logs: {logs}")
     shown = [part.summary(records)[:400] for part in left + good]
     room = _SUMMARY_LINES - 2
     print(*shown[:room], sep="\n")

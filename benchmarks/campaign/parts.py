@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -79,45 +81,60 @@ def words(record):
     return ", ".join(f"{name}={value}" for name, value in record.items() if name not in ("part", "at"))
 
 
-def run(parts, lines, log, *, deadline, environ, clock=time.monotonic):
-    """Runs the parts that are not done, one after the other, until the deadline.
+def run(parts, lines, logs, *, deadline, environ, at_once=1, clock=time.monotonic):
+    """Runs the parts that are not done, begun in order, until the deadline.
 
     Args:
         parts: In order.
         lines: Gets a record for each line of output that has one, and one for each end.
-        log: Path of a file; gets all output.
+        logs: Path of a folder; a file there, named for the part, gets all its output.
         deadline: By the clock. A part that it cuts short is run again the next time.
         environ: Environment of the processes.
+        at_once: How many parts run at a time.
         clock: Seconds, monotonic.
 
     Returns:
         Whether every part is done.
     """
-    for part in parts:
-        if part.is_done(lines.read()) and not part.again:
-            continue
-        left = deadline - clock()
-        if left < _LEAST_SECONDS:
-            print(f"No time is left for {part.name}.", flush=True)
-            return False
-        limit = min(part.limit_seconds, left)
-        print(f"{part.name}: at most {limit:.0f} s", flush=True)
-        begin, started = _size(log), clock()
-        lines.append(part=part.name, begun=True)
-        code, late = _run(part, lines, log, limit, environ)
-        ended = "done" if code == 0 else "cut short" if late and limit < part.limit_seconds else "failed"
-        tail = "" if code == 0 else _read_from(log, begin)[-_TAIL_CHARACTERS:]
-        if late:
-            tail += f"\nkilled after {limit:.0f} s"
-        lines.append(part=part.name, ended=ended, code=code, seconds=round(clock() - started, 1), tail=tail)
+    waiting = deque(part for part in parts if part.again or not part.is_done(lines.read()))
+
+    def work():
+        while waiting:
+            with contextlib.suppress(IndexError):  # another thread took the last
+                _run(waiting.popleft(), lines, logs, deadline, environ, clock)
+
+    # Daemons, so that an interrupt ends the campaign, and its parts with it.
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return all(part.is_done(lines.read()) for part in parts)
 
 
-def _run(part, lines, log, limit, environ):
-    """Runs one part; returns its exit code, and whether it was killed at its limit."""
+def _run(part, lines, logs, deadline, environ, clock):
+    """Runs one part and records how it ended."""
+    left = deadline - clock()
+    if left < _LEAST_SECONDS:
+        print(f"No time is left for {part.name}.", flush=True)
+        return
+    log = logs / (re.sub(r"[^\w.]+", "-", part.name) + ".txt")
+    limit = min(part.limit_seconds, left)
+    print(f"{part.name}: at most {limit:.0f} s", flush=True)
+    begin, started = _size(log), clock()
+    lines.append(part=part.name, begun=True)
+    code, late = _output(part, lines, log, limit, environ)
+    ended = "done" if code == 0 else "cut short" if late and limit < part.limit_seconds else "failed"
+    tail = "" if code == 0 else _read_from(log, begin)[-_TAIL_CHARACTERS:]
+    if late:
+        tail += f"\nkilled after {limit:.0f} s"
+    lines.append(part=part.name, ended=ended, code=code, seconds=round(clock() - started, 1), tail=tail)
+
+
+def _output(part, lines, log, limit, environ):
+    """Records a part's output; returns its exit code, and whether it was killed at its limit."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", buffering=0) as output:
-        output.write(f"== {part.name}\n".encode())
         process = subprocess.Popen(
             [sys.executable, "-c", _WITH_PARENT, *part.command],
             stdin=subprocess.DEVNULL,

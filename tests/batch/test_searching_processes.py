@@ -223,6 +223,7 @@ def test_what_cannot_be_located_is_to_be_registered(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_copy_that_differs_is_refused(monkeypatch):
     monkeypatch.setattr(copying, "_apply", lambda settings: None)  # they are this process's own
     model = net(keras.layers.Dense(4))
@@ -295,6 +296,7 @@ def test_a_process_that_cannot_start_again_gives_way_to_this_one(monkeypatch, fe
     assert trials.here_because == "the trial's process ended with code 1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("room", "own"), [(0.0, []), (100.0, [True, False]), (1000.0, [True, True])])
 def test_on_a_gpu_the_other_process_gets_what_fits_there(monkeypatch, few_steps, room, own):
     class Fits:

@@ -62,6 +62,7 @@ def test_it_has_the_variables_and_the_folder_of_now(monkeypatch, tmp_path, capfd
     assert "not for standard output" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_it_raises(capfd):
     with pytest.raises(ValueError, match="wrong value"):
         isolated.call(isolated_jobs.value_error, seconds=300)

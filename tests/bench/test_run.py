@@ -17,7 +17,7 @@ from tfopt.bench import run as run_module
 from tfopt.bench.report import formatting
 from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
 from tfopt.bench.results.run_file import RunFile, read
-from tfopt.errors import ResultsError
+from tfopt.errors import ResultsError, UnsupportedError
 from tfopt.measure import StepTimes, compare
 
 
@@ -151,6 +151,19 @@ def test_a_complete_run_is_not_measured_again(planned, tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("Found no GPU to sample.") == 1  # of three cases that each warn
     assert f"{first.path} is complete: nothing is left to measure." in " ".join(said.split())
+
+
+@pytest.mark.slow
+def test_a_case_asked_for_alone_must_exist_and_is_asked_for_again_by_a_resumed_run(planned, tmp_path):
+    planned(planned_cases.one_of_each_suite)
+    with pytest.raises(UnsupportedError, match=r"Expected a case of 'fit' on this device: 'fit/w'\. Received: 'fit/x'"):
+        run_module.run(["fit/x"], tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+    file = run_module.run(["fit/w", "xla"], tmp_path)
+    assert read(file.path).suites == ("fit/w", "xla")
+    assert [case.address for case in file.run.cases] == [("fit", "w"), ("xla", "w")]
+    assert RunFile.earlier(tmp_path, ["fit"]) is None
+    assert RunFile.earlier(tmp_path, ["xla", "fit/w"]).path == file.path
 
 
 @pytest.mark.slow
@@ -408,7 +421,7 @@ def test_the_list_for_a_gpu_runs_on_a_cpu_is_killed_and_goes_on(tmp_path):
     killed.wait()
     (path,) = tmp_path.glob("results/*.json")
     before = read(path)
-    assert (before.status, before.small, before.suites[:2]) == ("running", True, ("fit", "stack"))
+    assert (before.status, before.small, before.suites[:2]) == ("running", True, ("fit/resnet50", "fit/gpt2"))
     resumed = [*command, "40", "--resume"]
     assert subprocess.run(resumed, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 0
     after = read(path)

@@ -22,9 +22,9 @@ def part(code, *, name="part", limit_seconds=60, **options):
     return Part(name=name, command=("-c", code), limit_seconds=limit_seconds, **options)
 
 
-def go(parts, lines, *, seconds=60):
-    log = lines.path.parent / "log.txt"
-    return run(parts, lines, log, deadline=time.monotonic() + seconds, environ=dict(os.environ))
+def go(parts, lines, *, seconds=60, **options):
+    logs = lines.path.parent / "logs"
+    return run(parts, lines, logs, deadline=time.monotonic() + seconds, environ=dict(os.environ), **options)
 
 
 def test_lines_are_recorded_as_json_and_the_rest_is_logged(lines):
@@ -34,7 +34,7 @@ def test_lines_are_recorded_as_json_and_the_rest_is_logged(lines):
     assert begin["begun"]
     assert (first["a"], second["a"], first["part"]) == (1, 2, "part")
     assert (end["ended"], end["code"]) == ("done", 0)
-    log = (lines.path.parent / "log.txt").read_text()
+    log = (lines.path.parent / "logs" / "part.txt").read_text()
     assert "words\n" in log
     assert "to stderr" in log  # perhaps inside a line: both streams go there as they come
     assert part(code).summary(lines.read()).startswith("part: done, 0 s; a=2")
@@ -87,6 +87,27 @@ def test_at_the_deadline_a_part_is_cut_short_and_later_ones_are_not_begun(lines,
     assert end["ended"] == "cut short"
     assert "No time is left for next." in capsys.readouterr().out
     assert parts[1].summary(lines.read()) == "next: not run"
+
+
+def test_parts_may_run_at_once(lines, tmp_path):
+    """Each waits for the other; their outputs stay apart."""
+    meet = f"""
+import json, pathlib, sys, time
+folder, (mine, other) = pathlib.Path({str(tmp_path)!r}), sys.argv[1:]
+(folder / mine).touch()
+while not (folder / other).exists():
+    time.sleep(0.01)
+print("words of", mine)
+print(json.dumps({{"met": other}}))
+"""
+    pairs = (("first", "second"), ("second", "first"))
+    parts = [Part(name=f"tests/{mine}", command=("-c", meet, mine, other), limit_seconds=60) for mine, other in pairs]
+    assert go(parts, lines, at_once=2)
+    assert {record["part"]: record["met"] for record in lines.read() if "met" in record} == {
+        "tests/first": "second",
+        "tests/second": "first",
+    }
+    assert "words of second" in (lines.path.parent / "logs" / "tests-second.txt").read_text()
 
 
 def test_a_torn_line_loses_nothing_else(lines):

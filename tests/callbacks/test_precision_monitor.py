@@ -254,6 +254,7 @@ def test_two_replicas():
 # What it finds
 
 
+@pytest.mark.slow
 def test_an_average_that_bfloat16_cannot_move():
     model, monitor = net(Average(0.999)), always()
     _, warned = fit(model, monitor)

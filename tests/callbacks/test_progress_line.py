@@ -46,6 +46,7 @@ def test_a_chosen_few_are_printed_and_all_are_kept(capsys, tmp_path, overlapped)
     assert first.keys() >= EVERY
 
 
+@pytest.mark.slow
 def test_others_can_be_chosen(capsys):
     _, lines = fit(capsys, [ThroughputLogger(show=["step_time_p99_ms"])])
     assert all("step_time_p99_ms" in line and "examples_per_second" not in line for line in lines)

@@ -97,6 +97,7 @@ def test_fits_with_a_folder_each_go_on_in_one_script(tmp_path, capsys):
     assert "Resuming from step 3 " in said
 
 
+@pytest.mark.slow
 def test_earlystopping_ends_a_training_for_good(tmp_path, capsys):
     for epochs in (5, 9):
         stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e3)

@@ -143,6 +143,7 @@ class TestExitCode:
     def test_a_survivor_does_not_hide_the_one_it_lost(self, launch, end, code):
         assert launch(f"rank == 0 and sys.exit(75); time.sleep(0.5); {end}").end()[0] == code
 
+    @pytest.mark.slow
     def test_survivors_alone(self, launch):
         assert launch("sys.exit(75)").end()[0] == 75
         assert launch(f"rank == 0 and sys.exit(75); {SLEEP}").end()[0] == 75
@@ -151,6 +152,7 @@ class TestExitCode:
         code, out, _ = launch("rank == 0 and sys.exit(0); time.sleep(1); print('done')").end()
         assert (code, out) == (0, "[1] done\n")
 
+    @pytest.mark.slow
     def test_ended_workers_do_not_count_as_failed(self, launch):
         deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); {SLEEP}"
         code, out, _ = launch(f"rank == 0 and (time.sleep(1), sys.exit(5))\n{deaf}").end()

@@ -137,6 +137,7 @@ def staged(**options):
     return build_pipeline((X, Y), batch_size=8, cache="device", device="/cpu:0", **options)
 
 
+@pytest.mark.slow
 def test_a_device_stage_trains_as_the_same_batches_do(pair):
     def train(model):
         data = staged(training=False) if model is pair.overlapped else dataset(batch=8)
@@ -204,6 +205,7 @@ def test_int32_parts_lie_on_the_host_unless_the_step_is_compiled():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_without_room_on_the_device_the_host_makes_the_batches(pair, monkeypatch, caplog):
     """The memory was there when cache="auto" planned."""
 

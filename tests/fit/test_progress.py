@@ -26,6 +26,7 @@ def without_length():
     return dataset(batch=4).filter(lambda *_: True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [1, 2])
 @pytest.mark.parametrize("data", [lambda: dataset(batch=4), without_length], ids=["ten batches", "unknown"])
 def test_what_it_ends_with(pair, capsys, data, verbose):

@@ -86,6 +86,7 @@ def not_finite(module, operands):
     return module, (operands[0] / 0, *operands[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "dtype"),
     [
@@ -157,6 +158,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", first_quick(CHOICES, 3))
 def test_a_wrong_form_gives_way_to_another(cudnn, uncompiled, monkeypatch, case):
     key_heads, masked, wrong, expected = CHOICES[case]

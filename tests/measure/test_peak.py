@@ -35,6 +35,7 @@ def test_every_dtype_gives_a_rate_and_leaves_tf32_as_it_was(dtype, monkeypatch):
     assert tf32() == before
 
 
+@pytest.mark.slow
 def test_a_copy_reads_and_writes_every_byte(monkeypatch):
     copies = []
     monkeypatch.setattr(peak, "best_seconds", lambda copy, clock: copies.append(copy()) or 0.5)

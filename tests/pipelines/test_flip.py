@@ -74,6 +74,7 @@ def test_any_number_of_boxes():
     assert seen > 10
 
 
+@pytest.mark.slow
 def test_parts_that_would_stay_behind_are_refused():
     with pytest.raises(PipelineError, match=r"in a flip. Found '1/mask'.*Pass flip_with=\('1/mask',\)"):
         plan_pipeline((IMAGES, {"mask": MASKS}), batch_size=4, augment=RandomFlip())

@@ -128,6 +128,7 @@ def test_a_strategy_finds_the_batch_size_where_it_did_before(cache):
     assert found == [BATCH if cache else -1] * 2
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_epoch():
     plan = plan_pipeline(np.arange(7), batch_size=10, seed=3)
     assert three_iterations(plan.at(2).build(), twins=False) == read_from(plan.build(), 2, 0, 2)

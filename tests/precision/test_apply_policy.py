@@ -247,6 +247,7 @@ class Unguarded(keras.optimizers.Optimizer):
         variable.assign_sub(learning_rate * gradient)
 
 
+@pytest.mark.slow
 def test_slots_are_not_made_twice():
     model = fitted(optimizer=Unguarded(0.1))
     count = len(model.optimizer.variables)

@@ -116,6 +116,7 @@ def test_the_first_step_is_refused(recompute, options):
     made_before[1].fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", first_quick(OPTIONS), ids=str)
 def test_a_function_that_computes_the_same_is_left_alone(options):
     expected = trained(net("nothing", layers.LayerNormalization(), **options))
@@ -138,6 +139,7 @@ def test_layers_outside_the_recomputed_function_may_draw_and_assign():
     assert np.isfinite(model.evaluate(X, Y, verbose=0)).all()
 
 
+@pytest.mark.slow
 def test_inference_is_not_refused():
     repairs.install("recomputation")
     plain, recomputed = (
@@ -160,6 +162,7 @@ def test_activations_of_keras_own_scope_are_left_alone():
         np.testing.assert_allclose(recomputed, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_check_refuses_it_by_name_and_nothing_else():
     for make in (lambda: layers.Dropout(0.5), layers.BatchNormalization):
         with pytest.raises(UnsupportedError, match=r"keras.remat or tf.recompute_grad.*'net/block/"):

@@ -105,6 +105,7 @@ def test_a_callback_list_is_taken_as_it_is():
     assert model.optimizer.iterations == 3
 
 
+@pytest.mark.slow
 def test_a_weight_without_gradients_is_left_alone():
     repairs.install(*repairs.ONE_DEVICE)
 
@@ -170,6 +171,7 @@ def test_variables_can_be_created_by_a_step(built, jit_compile):
     assert model.optimizer.iterations == 6
 
 
+@pytest.mark.slow
 @out_of_data
 def test_training_on_data_of_unknown_length_is_training_on_the_same_data():
     repairs.install("extra_step")

@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+from tfopt.bench import suites
 from tfopt.bench.cases import Case, Variant
 from tfopt.errors import UnsupportedError
 from tfopt.measure import StepTimes
@@ -26,6 +27,10 @@ def three(names, scale):
         return lambda: times(1.0)
 
     return [_case(name, warns) for name in ("one", "two", "three")]
+
+
+def one_of_each_suite(names, scale):
+    return [_case(name) for name in suites.expand(names)]
 
 
 def with_flags(names, scale):

@@ -74,6 +74,7 @@ def test_weights_without_a_gradient_are_no_drift(policy):
     assert drift_of(model, (x, y))[0] < (1e-3 if policy == "float32" else 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", first_quick(["sgd", "adam", "rmsprop", "adagrad", "lion", "adamw", "ftrl", "nadam"], 2, every=3)
 )
@@ -96,6 +97,7 @@ def test_a_training_that_is_not_finite_proves_nothing():
     assert drift_of(model, batch()) == (None, "the training gives no finite numbers without XLA either")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [-3.0, float("nan")])
 @pytest.mark.parametrize("optimizer", first_quick([{}, {"gradient_accumulation_steps": 8}]))
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])

@@ -24,6 +24,7 @@ def fitted(model, *sizes):
         model.fit(data(size, size), verbose=0, shuffle=False)
 
 
+@pytest.mark.slow
 def test_an_error_is_raised_at_the_call_that_exceeded_the_limit():
     f = total()
     traced = r"Expected at most 2 XLA compilations of .*\. Found 3 .* The cause is x\. "
@@ -40,6 +41,7 @@ def test_a_warning_is_given_once():
     assert (len(warned), compilations.count) == (1, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 def test_each_function_has_its_limit():
     with watch(on_recompile="error", limit=2) as compilations:

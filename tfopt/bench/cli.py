@@ -112,7 +112,12 @@ def _parser() -> argparse.ArgumentParser:
 
     run = add("run", "run suites and write a table, a JSON file and an HTML page", _run)
     run.formatter_class, run.epilog = argparse.RawDescriptionHelpFormatter, suites
-    run.add_argument("suites", nargs="*", metavar="SUITE", help=f"by default all but {', '.join(BY_NAME)}")
+    run.add_argument(
+        "suites",
+        nargs="*",
+        metavar="SUITE[/CASE]",
+        help=f"a suite, or one of its cases, such as stack/photos (default: all suites but {', '.join(BY_NAME)})",
+    )
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
     run.add_argument(
         "--budget",

@@ -18,7 +18,7 @@ from tfopt.bench.progress import Progress, duration
 from tfopt.bench.results import CaseResult
 from tfopt.bench.results.changes import differences
 from tfopt.bench.results.run_file import RunFile
-from tfopt.errors import ResultsError
+from tfopt.errors import ResultsError, UnsupportedError
 from tfopt.hardware.host_activity import OtherProcesses
 from tfopt.warn import inherit_warnings, warned
 
@@ -50,7 +50,8 @@ def run(
     and the others go on. An interrupt ends the run and is raised again.
 
     Args:
-        names: Suites, or lists of them. Empty: all but those that run by name alone, or those of a resumed run.
+        names: Suites, lists of them, or single cases ("stack/photos"). Empty: all suites but those that run by name
+            alone, or what a resumed run was asked for.
         folder: Where the results file is written.
         budget_seconds: Ends the run after this time. The case under way then takes fewer turns, and stays unfinished.
         shared: Whether the cases share the budget: where time is short, all take fewer turns, instead of the last none.
@@ -65,21 +66,21 @@ def run(
 
     Raises:
         ValueError: If there is no suite of that name.
-        tfopt.errors.UnsupportedError: If a package of the extra `bench` is missing.
+        tfopt.errors.UnsupportedError: If a package of the extra `bench` is missing, or there is no case of that name
+            on this device.
         tfopt.errors.ResultsError: If the run to resume is of another machine or of other versions.
         OSError: If the folder cannot be written.
     """
     started = clock()
     at_most = math.inf if budget_seconds is None else budget_seconds
-    wanted = suites.expand(names)
-    file = RunFile.earlier(folder, wanted if names else ()) if resume else None
-    names = names or (file.run.suites if file is not None else ())
-    wanted = suites.expand(names)
+    file = RunFile.earlier(folder, suites.spell_out(names) if names else ()) if resume else None
+    asked, names = names, names or (file.run.suites if file is not None else ())
     begun = {case.suite for case in file.run.cases} if file is not None else set()
-    expected = sum(suites.seconds(suite) for suite in wanted if suite not in begun)
+    expected = sum(suites.seconds(suite) for suite in suites.expand(names) if suite not in begun)
     progress = Progress(expected, at_most=at_most)
     if file is None:
-        progress.say(f"tfopt-bench measures {', '.join(wanted)}: {duration(min(expected, at_most))}.")
+        measured = ", ".join(names or suites.expand(names))
+        progress.say(f"tfopt-bench measures {measured}: {duration(min(expected, at_most))}.")
     elif file.run.done:
         progress.say(f"tfopt-bench: {file.path} is complete: nothing is left to measure.")
         return file
@@ -87,10 +88,11 @@ def run(
         progress.say(f"tfopt-bench: resuming {file.path}.")
     with progress:
         listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS, on_line=progress.say)
+        _require_cases(asked, listing.addresses)
         os.environ |= listing.variables
         resumed = file is not None
         if file is None:
-            file = RunFile.create(folder, wanted, listing.environment, small=listing.small)
+            file = RunFile.create(folder, suites.spell_out(names), listing.environment, small=listing.small)
         else:
             _go_on(file, listing)
         left = _left(listing.cases, file)
@@ -138,6 +140,7 @@ class _Listed:
 @dataclass(frozen=True, slots=True)
 class _Listing:
     cases: list[_Listed]
+    addresses: list[tuple[str, str]]  # of all cases that their suites have here
     environment: dict[str, Any]
     small: bool
     variables: dict[str, str]  # of the environment, for the processes of the cases
@@ -155,8 +158,9 @@ def default_scale() -> "Scale":
 def _cases(names: Sequence[str], scale: "Scale | None") -> "list[Case]":
     chosen = scale or default_scale()
     cases = [case for suite in suites.expand(names) for case in suites.load(suite).cases(chosen)]
-    ordered = sorted(cases, key=lambda case: suites.position(names, (case.suite, case.workload)))
-    return [replace(case, repeats=min(case.repeats, chosen.repeats)) for case in ordered]
+    placed = [(suites.position(names, (case.suite, case.workload)), case) for case in cases]
+    ordered = sorted(((place, case) for place, case in placed if place is not None), key=lambda pair: pair[0])
+    return [replace(case, repeats=min(case.repeats, chosen.repeats)) for _, case in ordered]
 
 
 def _list(send: Callable[[Any], None], make: "_Make", names: Sequence[str], scale: "Scale | None") -> _Listing:
@@ -165,11 +169,21 @@ def _list(send: Callable[[Any], None], make: "_Make", names: Sequence[str], scal
     from tfopt.xla.autotune_cache import share_cache
 
     share_cache()  # XLA's autotuning, 40 to 75 s for each large model on a GPU, is done once for all processes
+    addresses = [case.planned.address for case in make(suites.expand(names), scale)]
+    of_suite = Counter(suite for suite, _ in addresses)
     cases = make(names, scale)
-    of_suite = Counter(case.suite for case in cases)
     listed = [_Listed(one.planned, suites.seconds(one.suite) / of_suite[one.suite], one.limit_seconds) for one in cases]
     variables = {name: os.environ[name] for name in ("XLA_FLAGS",) if name in os.environ}
-    return _Listing(listed, environment(), (scale or default_scale()).resnet is None, variables)
+    return _Listing(listed, addresses, environment(), (scale or default_scale()).resnet is None, variables)
+
+
+def _require_cases(names: Sequence[str], addresses: Sequence[tuple[str, str]]) -> None:
+    """Raises UnsupportedError unless each case that a user named is among those that there are on this device."""
+    for name in names:
+        suite, slash, workload = name.partition("/")
+        if slash and (suite, workload) not in addresses:
+            known = ", ".join(repr(f"{suite}/{one}") for its, one in addresses if its == suite)
+            raise UnsupportedError(f"Expected a case of {suite!r} on this device: {known}. Received: {name!r}.")
 
 
 def _go_on(file: RunFile, listing: _Listing) -> None:

@@ -12,7 +12,7 @@ from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.run_file import RunFile, read
 from tfopt.bench.run import _cases
-from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, xla
+from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, spell_out, xla
 from tfopt.bench.workloads import digits, photos
 from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
@@ -297,6 +297,22 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
         "fit",
     ]
     assert position(["fit", "gpu"], ("fit", "resnet50, no XLA")) == 0
+
+
+def test_a_case_may_be_asked_for_alone():
+    names = ["pipeline/photos, cache", "xla", "pipeline/photos"]
+    assert [(case.suite, case.workload) for case in _cases(names, CPU)] == [
+        ("pipeline", "photos, cache"),
+        ("xla", "digits"),
+        ("pipeline", "photos"),
+    ]
+    assert expand(names) == ["pipeline", "xla"]
+    assert spell_out([*names, "xla"]) == names
+    assert spell_out(["gpu"])[:4] == ["fit/resnet50", "fit/gpt2", "fit/mlp", "stack"]
+    assert position(names, ("pipeline", "photos, by hand")) is None
+    for mistyped in ("stak/photos", "stack/", "gpu/resnet50"):
+        with pytest.raises(ValueError, match=f"Received: '{mistyped}'"):
+            expand([mistyped])
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ def fit(*callbacks, epochs=1):
     return small_net().fit(*batch(16), batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks)).history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [0, 1])
 def test_the_one_in_the_list_is_found_wherever_it_stands(position):
     user, logger = User(), ThroughputLogger()

@@ -59,6 +59,7 @@ def assert_cut_computes_the_same(model, schedule):
     return pruned
 
 
+@pytest.mark.slow
 def test_masks_grow_with_the_cube_and_stay_through_adam():
     model = net()
     schedule = PruningSchedule(dataset(model, 2), 0.5, begin_step=2, end_step=10, every_steps=2)
@@ -73,6 +74,7 @@ def test_masks_grow_with_the_cube_and_stay_through_adam():
     assert int(pruned.model.optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_zeros_hold_within_several_steps_per_execution():
     model = net(steps_per_execution=4)
     schedule = PruningSchedule(dataset(model, 2), 0.5, end_step=4)
@@ -80,6 +82,7 @@ def test_zeros_hold_within_several_steps_per_execution():
     assert_cut_computes_the_same(model, schedule)
 
 
+@pytest.mark.slow
 def test_a_second_fit_goes_on_and_a_fit_without_the_callback_is_free_again():
     model = net("sgd")
     model.fit(dataset(model, 1), shuffle=False, verbose=0)  # its traced step has no masks
@@ -190,6 +193,7 @@ def test_what_would_fail_in_the_middle_or_at_the_end_of_training_is_refused_when
             trained.fit(x, y, verbose=0, callbacks=[PruningSchedule(data, end_step=1000)])
 
 
+@pytest.mark.slow
 def test_data_without_a_gradient_do_not_end_a_training():
     model, (x, y) = net(), next(iter(dataset(net(), 1)))
     schedule = PruningSchedule((x, y, np.zeros(len(x), "float32")), 0.5, end_step=4, every_steps=2)

@@ -509,6 +509,7 @@ def test_a_later_run_finds_the_cache_of_its_part(tmp_path, monkeypatch):
     assert len({*first, *keys(3)}) == 5
 
 
+@pytest.mark.slow
 def test_a_table_is_cached(folder):
     """And a table with other rows has a cache of its own."""
     arrow = pytest.importorskip("pyarrow")

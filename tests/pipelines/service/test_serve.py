@@ -60,6 +60,7 @@ def reachable(address, port):
 OTHERS = [address for address, scope in _addresses() if ":" not in address and not address.startswith("127.")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OTHERS, reason="needs an address beside the loopback")
 def test_only_the_address_that_was_given_is_reachable(servers):
     _, (at, worker) = servers.serve("--port", "0")

@@ -167,6 +167,7 @@ def test_the_scale_is_halved_until_gradients_are_finite():
     assert 1 < report.loss_scale < 2**15
 
 
+@pytest.mark.slow
 def test_a_fitted_optimizers_own_scale_is_taken():
     model = functional(lambda x: layers.Dense(3)(layers.Dense(8)(x)))
     apply(model, "mixed_float16")

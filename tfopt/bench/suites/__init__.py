@@ -69,7 +69,10 @@ LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Returns the suites of these names and lists, each once; for no name all but `BY_NAME`. Loads none.
+    """Returns the suites of these names, each once; for no name all but `BY_NAME`. Loads none.
+
+    Args:
+        names: Suites, lists of them, and single cases, such as "stack/photos".
 
     Raises:
         ValueError: If there is no suite or list of that name.
@@ -77,24 +80,38 @@ def expand(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(suite for suite, _ in _places(names)))
 
 
+def spell_out(names: Sequence[str]) -> list[str]:
+    """Returns names that ask for the same cases in the same order, without lists and without repetitions."""
+    return list(dict.fromkeys(f"{suite}/{workload}" if workload else suite for suite, workload in _places(names)))
+
+
 def seconds(name: str) -> float:
     """Returns about how long a suite takes on two CPU cores."""
     return _SECONDS.get(name, 10.0)
 
 
-def position(names: Sequence[str], address: tuple[str, str]) -> int:
-    """Returns the place of a case, given by suite and workload, in the order that these names ask for."""
+def position(names: Sequence[str], address: tuple[str, str]) -> int | None:
+    """Returns the place of a case, given by suite and workload, in the order that these names ask for.
+
+    None if they do not ask for it.
+    """
     suite, workload = address
-    places = _places(names)
-    return next(at for at, place in enumerate(places) if place in ((suite, workload), (suite, None)))
+    places = enumerate(_places(names))
+    return next((at for at, place in places if place in ((suite, workload), (suite, None))), None)
 
 
 def _places(names: Sequence[str]) -> list[tuple[str, str | None]]:
-    for name in names:
-        if name not in SUMMARIES and name not in LISTS:
-            raise unknown_name("suite", name, [*SUMMARIES, *LISTS])
     wanted = names or [name for name in SUMMARIES if name not in BY_NAME]
-    return [place for name in wanted for place in LISTS.get(name, ((name, None),))]
+    return [place for name in wanted for place in _places_of(name)]
+
+
+def _places_of(name: str) -> tuple[tuple[str, str | None], ...]:
+    if name in LISTS:
+        return LISTS[name]
+    suite, slash, workload = name.partition("/")
+    if suite not in SUMMARIES or (slash and not workload):
+        raise unknown_name("suite", name, [*SUMMARIES, *LISTS])
+    return ((suite, workload or None),)
 
 
 def load(name: str) -> ModuleType:
