@@ -54,7 +54,7 @@ class Setting:
 
 def first_look(setting):
     """The questions of campaign/first_look.py, each with the seconds it may take on a GPU."""
-    limits = {"devices": 60, "attention": 120, "order": 60, "int32": 90, "feeding": 300}
+    limits = {"devices": 60, "attention": 120, "order": 60, "int32": 90, "small_steps": 60, "feeding": 300}
     script, tiny = str(HERE / "campaign" / "first_look.py"), ("--tiny",) * setting.rehearse
     return [
         Part(name=question, command=(script, question, *tiny), limit_seconds=limit, figures=_every_figure)

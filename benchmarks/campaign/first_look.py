@@ -5,6 +5,7 @@
 Prints lines of JSON. --tiny takes sizes for a CPU.
 """
 
+import functools
 import json
 import sys
 import time
@@ -14,8 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import fit, kernels, precision
-from tfopt.bench.workloads import photos
+from tfopt.bench.workloads import digits, photos
+from tfopt.fit.launching import next_tensors
+from tfopt.fit.overlapping import ahead
 from tfopt.measure import FitTimer, StepTimer
+from tfopt.measure.timers import wait
 from tfopt.pipelines import build_pipeline
 
 CHAINED = 8  # attentions in a call, so that a call's cost on the host does not hide theirs
@@ -178,6 +182,43 @@ def feeding(tiny):
         say(way=way, step_ms=[round(ms, 3) for ms in samples], of_ceiling=round(ceiling / float(np.median(samples)), 4))
 
 
+def small_steps(tiny):
+    """Where does the host's time go between steps of a perceptron, in an overlapped `fit` and in loops by hand?"""
+    size, width, steps = (8, 16, 200) if tiny else (256, 512, 2000)
+    random = np.random.default_rng(0)
+    arrays = random.random((64, size, 784), "float32"), random.integers(10, size=(64, size))
+    with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
+        data = tf.data.Dataset.from_tensor_slices(arrays).prefetch(2).repeat()
+    net = fit.overlap(digits.perceptron(width=width, jit_compile=True))
+    net.fit(data, steps_per_epoch=steps, verbose=0)
+    step = net.train_function  # whose parts are as they stand in `fit`
+    copied = ahead(data, jit=True)
+    resident = next_tensors(iter(copied), None)
+
+    def loop(batches, launch):
+        take = functools.partial(next_tensors, iter(batches), None) if batches else lambda: resident
+        for _ in range(steps):
+            launch(take())
+
+    ways = {
+        "batches of the host, not used": lambda: loop(data, len),
+        "batches copied ahead, not used": lambda: loop(copied, len),
+        "steps on one resident batch": lambda: loop(None, step._run),
+        "loop by hand, copied as needed": lambda: loop(data, step._run),
+        "loop by hand, copied ahead": lambda: loop(copied, step._run),
+        "overlapped fit": lambda: net.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False),
+    }
+    ms = {way: [] for way in ways}
+    for _ in range(5):
+        for way, run in ways.items():
+            started = time.perf_counter()
+            run()
+            wait()
+            ms[way].append(round((time.perf_counter() - started) * 1000 / steps, 4))
+    for way, samples in ms.items():
+        say(way=way, ms=samples[1:])
+
+
 def tiny_net(pixels):
     """One convolution, which a CPU compiles at once."""
     layers = [keras.layers.Conv2D(4, 3), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1000)]
@@ -186,7 +227,7 @@ def tiny_net(pixels):
     return net
 
 
-QUESTIONS = {question.__name__: question for question in (devices, attention, order, int32, feeding)}
+QUESTIONS = {question.__name__: question for question in (devices, attention, order, int32, small_steps, feeding)}
 
 if __name__ == "__main__":
     QUESTIONS[sys.argv[1]]("--tiny" in sys.argv)

@@ -145,7 +145,7 @@ def test_the_list_says_what_is_done(tmp_path):
     listed = process.communicate()[0].splitlines()
     assert process.returncode == 0
     assert len(listed) == 1 + len(gpu_campaign.STEPS)
-    assert listed[0].split() == ["1", "first", "look", "4", "min", "0", "of", "5", "done"]
+    assert listed[0].split() == ["1", "first", "look", "4", "min", "0", "of", "6", "done"]
 
 
 # What a step has recorded when it is killed.
