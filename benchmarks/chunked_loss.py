@@ -1,4 +1,4 @@
-"""GPT-2 with its last product and loss in pieces: the memory of a step and its time, beside Keras' own.
+"""GPT-2 with its loss in pieces and its activations recomputed: the memory of a step and its time, beside Keras' own.
 
     python benchmarks/chunked_loss.py [RESULTS.json [--tiny]]
 
@@ -21,7 +21,15 @@ TINY = "--tiny" in sys.argv
 TURNS, STEPS = (1, 1) if TINY else (8, 4)
 MIB = 2**20
 PLAIN = "Keras' own"
-CHUNKS = {PLAIN: None, "auto": "auto", "4 pieces": 4, "16 pieces": 16}
+# Name: pieces of the loss, and whether the element-wise activations are computed again.
+ARMS = {
+    PLAIN: (None, False),
+    "activations": (None, True),
+    "auto": ("auto", False),
+    "4 pieces": (4, False),
+    "16 pieces": (16, False),
+    "activations, 4 pieces": (4, True),
+}
 
 
 def workload(on_gpu):
@@ -48,7 +56,7 @@ def measured(folder):
     import keras
     import tensorflow as tf
 
-    from tfopt import kernels, measure, precision
+    from tfopt import kernels, measure, memory, precision
     from tfopt.bench.workloads import gpt2
     from tfopt.hardware.gpu_memory import first_gpu, in_use_bytes, peak_bytes, reset_peak
 
@@ -56,7 +64,7 @@ def measured(folder):
     sizes, examples, policy = workload(gpu is not None)
     batch = gpt2.batch(examples, **{name: sizes[name] for name in ("vocabulary", "length") if name in sizes})
     tokens, classes = batch[0].size, sizes.get("vocabulary", gpt2.VOCABULARY)
-    for name, chunks in CHUNKS.items():
+    for name, (chunks, again) in ARMS.items():
         before = in_use_bytes(gpu) if gpu else 0
         keras.utils.set_random_seed(0)
         with precision.policy(policy):
@@ -65,6 +73,8 @@ def measured(folder):
             kernels.use_flash_attention(model)
         if chunks is not None and kernels.chunk_cross_entropy(model, chunks) != 1:
             raise RuntimeError("Expected a model in pieces. Found one that was refused. See the warning above.")
+        if again:
+            memory.recompute(model, "activations")
         timer = measure.StepTimer(model, batch)
         figure = {"loss": float(timer.results()["loss"])} | program(folder, known)
         if gpu:
@@ -73,13 +83,13 @@ def measured(folder):
             figure["peak_mib"] = (peak_bytes(gpu) - before) / MIB
         figures[name] = figure
         timers[name] = [timer] if gpu else [timer, measure.StepTimer(model, batch, clock=time.process_time)]
-        print(f"{name:10}", ", ".join(f"{key} {value}" for key, value in figure.items()), flush=True)
+        print(f"{name:21}", ", ".join(f"{key} {value}" for key, value in figure.items()), flush=True)
     for place, clock in enumerate(("wall", "cpu")[: 1 if gpu else 2]):
         turns = {name: partial(each[place], STEPS, warmup=1, samples=1) for name, each in timers.items()}
         times = measure.interleave(turns, TURNS)
         for name, its in times.items():
             speed = measure.compare(times[PLAIN], its)
-            print(f"{name:10} {clock} {its.median_ms:8.1f} ms, {speed}", flush=True)
+            print(f"{name:21} {clock} {its.median_ms:8.1f} ms, {speed}", flush=True)
             figures[name][f"{clock}_times"] = its.to_dict()
     return {
         "environment": measure.environment(),

@@ -4,8 +4,8 @@
 
 Each net is trained as Keras does it and recomputed, under XLA, in this process. Memory is what `tfopt.memory.estimate`
 says, from XLA's buffer assignment: activations, gradients and workspace, without the weights, the optimizer's state and
-the batch. Times are of the step alone, both in turn. "each layer" computes every layer of a chain again from its own
-input, where "auto" makes segments.
+the batch. Times are of the step alone, all in turn. "activations" computes element-wise functions again; "each layer"
+every layer of a chain from its own input, where "auto" makes segments.
 """
 
 import json
@@ -73,8 +73,8 @@ def labels(count):
 
 
 NETS = {
-    "transformer, 12 blocks": (transformer, ("auto",)),
-    "64 dense layers": (chain, ("auto", "each layer")),
+    "transformer, 12 blocks": (transformer, ("auto", "activations")),
+    "64 dense layers": (chain, ("auto", "activations", "each layer")),
     "ResNet-50": (residual_net, ("auto",)),
 }
 
@@ -87,8 +87,8 @@ def measured(name):
         keras.utils.set_random_seed(0)
         model, batch = make()
         model.compile("adam", "sparse_categorical_crossentropy", jit_compile=True)
-        chosen = {"plain": None, "auto": "auto", "each layer": model.layers[:-1]}[choice]
-        count = 0 if chosen is None else recompute(model, chosen)
+        chosen = model.layers[:-1] if choice == "each layer" else choice
+        count = 0 if choice == "plain" else recompute(model, chosen)
         found = estimate(model, batch)
         mib = found.activations_mib + found.gradients_mib + found.workspace_mib
         figures[choice] = {"recomputed": count, "mib": mib, "activations_mib": found.activations_mib}
@@ -101,7 +101,7 @@ def measured(name):
         figure |= {"memory_share": share, "ms": times[choice].median_ms, "time_ratio": slower.ratio}
         figure["time_ratio_interval"] = [low, high]
         print(
-            f"{name:22} {choice:10} {figure['recomputed']:3} recomputed, {figure['mib']:7.1f} MiB "
+            f"{name:22} {choice:11} {figure['recomputed']:3} recomputed, {figure['mib']:7.1f} MiB "
             f"({100 * share:3.0f} %), {figure['ms']:7.1f} ms a step, {slower.ratio:.2f} times as long "
             f"(95 %: {low:.2f}–{high:.2f})",
             flush=True,

@@ -30,8 +30,8 @@ def without_xla(monkeypatch, request):
         monkeypatch.setattr(remedies, "_under_xla", remedies._flash)
 
 
-def dense_net(depth=4, **options):
-    layers = [keras.layers.Dense(WIDTH, activation="tanh", name=f"dense_{number}") for number in range(depth)]
+def dense_net(depth=4, activation="tanh", **options):
+    layers = [keras.layers.Dense(WIDTH, activation=activation, name=f"dense_{number}") for number in range(depth)]
     net = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(1, name="last")], name="net")
     net.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False} | options)
     return net
@@ -341,9 +341,11 @@ def test_gaps_are_named_where_the_step_would_fit(fake_nvml, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_on_already_is_not_proposed():
-    net = dense_net()
-    memory.recompute(net)
+@pytest.mark.parametrize("layers", ["auto", "activations"])
+def test_what_is_on_already_is_not_proposed(layers):
+    net = dense_net(activation="gelu")
+    assert "memory.recompute" in named(explanation(net))
+    memory.recompute(net, layers)
     assert "memory.recompute" not in named(explanation(net))
     assert memory.undo(net)
 
@@ -365,7 +367,8 @@ def test_the_logits_of_a_language_model(monkeypatch):
 def test_what_is_faster_comes_first():
     texts = [text for text, _ in remedies._changes()]
     assert "use_flash_attention" in texts[0]
-    assert "chunk_cross_entropy" in texts[1]
+    assert 'recompute(model, "activations")' in texts[1]
+    assert "chunk_cross_entropy" in texts[2]
 
 
 @pytest.mark.slow

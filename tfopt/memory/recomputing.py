@@ -6,13 +6,15 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import keras
+from keras.src.models.functional import Functional
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
 from tfopt.kernels.replacing import renew
-from tfopt.memory.choosing import Chosen, SegmentedGraph, automatic, named
 from tfopt.memory.estimating import estimate
-from tfopt.memory.rerunning import Part
+from tfopt.memory.recomputation.activations import Activations
+from tfopt.memory.recomputation.choosing import Chosen, SegmentedGraph, automatic, named
+from tfopt.memory.recomputation.rerunning import Part
 from tfopt.model.layers import CALL_METHODS, is_built, layer_paths, layers_and_graphs, require_model
 from tfopt.text import figure
 
@@ -31,7 +33,7 @@ class _Replaced(NamedTuple):
 
 def recompute(
     model: keras.Model,
-    layers: Literal["auto"] | Iterable[str | keras.Layer] = "auto",
+    layers: Literal["auto", "activations"] | Iterable[str | keras.Layer] = "auto",
     *,
     budget_mib: float | None = None,
     batch: Any = None,
@@ -48,26 +50,31 @@ def recompute(
     model without them is divided into segments where little crosses, about √n of n equal layers. The last segment keeps
     its activations, since its gradient comes first.
 
+    "activations" takes the functions that layers apply element by element, such as GELU, SiLU and Mish: what goes into
+    them is kept, and neither what they compute on the way nor the input of the dense layer or convolution behind them.
+    Try it first, since it costs little time. Of ReLU and the like nothing but the output is kept anyway.
+
     Only traced gradients take less memory: `fit`, `train_on_batch` or a tf.function of your own. Eager calls,
     `evaluate` and `predict` compute as before. Saved and cloned models lose it: call it again on a loaded model. A
     second call replaces the first.
 
     Args:
         model: A built model, compiled or not.
-        layers: "auto", or names, paths or layers, each of which is computed again from its inputs.
+        layers: "auto", "activations", or names, paths or layers, each of which is computed again from its inputs.
         budget_mib: The most MiB that a training step may take in all, as `estimate` counts them. As few blocks or
             segments as possible are computed again, from the first on. The step is traced, and under XLA compiled, a
             few times to find out. Default: all of them.
         batch: One batch (x, y[, sample_weight]) or its specs, as `estimate` takes it. Only with a budget.
 
     Returns:
-        How many blocks or segments are computed again.
+        How many blocks, segments or activations are computed again.
 
     Raises:
         TypeError: If `model` is not a Keras model, or `layers` holds something else than names and layers.
         ValueError: If the model is not built, a layer is not in it or lies inside another one of `layers`, "auto" finds
-            neither blocks nor segments, or the step takes more than the budget even so. Also if there is a
-            budget without a batch or a batch without a budget, or a budget and the model is not compiled.
+            neither blocks nor segments, "activations" finds none that keeps more than its output, or the step takes
+            more than the budget even so. Also if there is a budget without a batch or a batch without a budget, or a
+            budget and the model is not compiled.
         tfopt.errors.UnsupportedError: If the model runs eagerly, or a layer's method has been replaced on top of an
             earlier `recompute`. While a step is traced: if a second run would differ, because a layer draws with
             tf.random, changes a tf.Variable or a trainable weight, assigns inside a loop or synchronizes replicas, or
@@ -89,7 +96,7 @@ def recompute(
             "Expected budget_mib along with a batch, which is needed only to keep within it. Received: none. Pass "
             "budget_mib, or leave out the batch."
         )
-    chosen = automatic(model) if isinstance(layers, str) and layers == "auto" else named(model, layers)
+    chosen = _chosen(model, layers)
     for part in chosen:
         _require_built(model, part)
     count = sum(map(_most, chosen))
@@ -102,7 +109,7 @@ def recompute(
 
 
 def undo(model: keras.Model) -> int:
-    """Keeps a model's activations again, and returns how many blocks or segments change; 0 if none was recomputed.
+    """Keeps a model's activations again, and returns how many parts change; 0 if none was recomputed.
 
     Raises:
         TypeError: If `model` is not a Keras model.
@@ -121,7 +128,20 @@ def undo(model: keras.Model) -> int:
 
 def is_recomputed(model: keras.Model) -> bool:
     """Whether any part of a model is computed again in the backward pass."""
-    return any(_ATTRIBUTE in vars(layer) for layer in layers_and_graphs(model))
+    return bool(_changed(model))
+
+
+def _chosen(model: keras.Model, layers: Any) -> list[Chosen]:
+    if isinstance(layers, str) and layers == "activations":
+        return [Activations(model)]
+    return automatic(model) if isinstance(layers, str) and layers == "auto" else named(model, layers)
+
+
+def _changed(model: keras.Model) -> list[keras.Operation]:
+    """The layers, graphs and operations of which a method has been replaced."""
+    parts: list[keras.Operation] = list(layers_and_graphs(model))
+    operations = [one for part in parts if isinstance(part, Functional) for one in part._operations]
+    return [one for one in dict.fromkeys(parts + operations) if _ATTRIBUTE in vars(one)]
 
 
 def _fewest(model: keras.Model, chosen: Sequence[Chosen], budget: float, batch: Any) -> int:
@@ -152,14 +172,14 @@ def _fewest(model: keras.Model, chosen: Sequence[Chosen], budget: float, batch: 
 @contextmanager
 def _restored(model: keras.Model) -> Iterator[None]:
     """Lets the parts compute again at the end of the block that do so at its beginning, and no others."""
-    before = {layer: vars(layer)[_ATTRIBUTE] for layer in layers_and_graphs(model) if _ATTRIBUTE in vars(layer)}
+    before = {one: vars(one)[_ATTRIBUTE] for one in _changed(model)}
     try:
         yield
     finally:
         _remove(model)
-        for layer, replaced in before.items():
+        for changed, replaced in before.items():
             for one in replaced:
-                _replace(layer, one.name, one.function)
+                _replace(changed, one.name, one.function)
 
 
 def _install(model: keras.Model, chosen: Sequence[Chosen], count: int) -> None:
@@ -172,42 +192,47 @@ def _install(model: keras.Model, chosen: Sequence[Chosen], count: int) -> None:
         if first and isinstance(part, SegmentedGraph):
             part.count = first
             _replace(part.graph, "_run_through_graph", part)
+        elif first and isinstance(part, Activations):
+            part.count = first
+            for owner, call in part.calls().items():
+                _replace(owner, "call", call)
         elif first:
             for name in CALL_METHODS:
                 _replace(part, name, Part(f"layer {paths[part]!r}", getattr(part, name), part))
 
 
 def _most(part: Chosen) -> int:
-    return part.most if isinstance(part, SegmentedGraph) else 1
+    return 1 if isinstance(part, keras.Layer) else part.most
 
 
 def _remove(model: keras.Model) -> int:
-    changed = [layer for layer in layers_and_graphs(model) if _ATTRIBUTE in vars(layer)]
-    for layer in changed:
-        for name, function, _ in vars(layer)[_ATTRIBUTE]:
-            if vars(layer).get(name) is not function:
+    changed = _changed(model)
+    for one in changed:
+        for name, function, _ in vars(one)[_ATTRIBUTE]:
+            if vars(one).get(name) is not function:
+                path = getattr(one, "path", None) or one.name
                 raise UnsupportedError(
-                    f"Expected {name!r} of layer {layer.path or layer.name!r} as tfopt.memory left it. Found another "
+                    f"Expected {name!r} of layer {path!r} as tfopt.memory left it. Found another "
                     "patch on top of it. Remove that patch first."
                 )
     count = 0
-    for layer in changed:
-        replaced = vars(layer)[_ATTRIBUTE]
+    for one in changed:
+        replaced = vars(one)[_ATTRIBUTE]
         count += getattr(replaced[0].function, "count", 1)
         for name, _, before in replaced:
             if before is _ABSENT:
-                object.__delattr__(layer, name)
+                object.__delattr__(one, name)
             else:
-                object.__setattr__(layer, name, before)
-        object.__delattr__(layer, _ATTRIBUTE)
+                object.__setattr__(one, name, before)
+        object.__delattr__(one, _ATTRIBUTE)
     return count
 
 
-def _replace(layer: keras.Layer, name: str, function: Any) -> None:
+def _replace(one: keras.Operation, name: str, function: Any) -> None:
     """Replaces a method of one layer, past Keras' attribute tracking, which would save what the function refers to."""
-    before = vars(layer).get(name, _ABSENT)
-    object.__setattr__(layer, name, function)
-    object.__setattr__(layer, _ATTRIBUTE, (*vars(layer).get(_ATTRIBUTE, ()), _Replaced(name, function, before)))
+    before = vars(one).get(name, _ABSENT)
+    object.__setattr__(one, name, function)
+    object.__setattr__(one, _ATTRIBUTE, (*vars(one).get(_ATTRIBUTE, ()), _Replaced(name, function, before)))
 
 
 def _require_built(model: keras.Model, part: Chosen) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -66,6 +66,8 @@ def _predicted(model: keras.Model, text: str, change: _Change, batch: Any) -> Re
 
 def _changes() -> Iterator[tuple[str, _Change]]:
     yield "tfopt.kernels.use_flash_attention(model): faster, and the same up to rounding.", _flash
+    text = 'tfopt.memory.recompute(model, "activations"): the same up to rounding; runs element-wise functions twice.'
+    yield text, partial(_recomputing, layers="activations")
     text = "tfopt.kernels.chunk_cross_entropy(model): the same training without all logits at once, up to 10 % slower."
     yield text, _chunked
     capabilities = [gpu.compute_capability or (0, 0) for gpu in hardware.gpus()]
@@ -119,9 +121,9 @@ def _under_xla(model: keras.Model) -> Iterator[None]:
 
 
 @contextmanager
-def _recomputing(model: keras.Model) -> Iterator[None]:
+def _recomputing(model: keras.Model, layers: Literal["auto", "activations"] = "auto") -> Iterator[None]:
     _require(not is_recomputed(model))
-    recompute(model)
+    recompute(model, layers)
     try:
         yield
     finally:

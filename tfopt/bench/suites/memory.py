@@ -26,6 +26,7 @@ def cases(scale: Scale) -> list[Case]:
     ways: dict[str, tuple[str, _Put]] = {
         "as Keras computes it": ("all activations and logits are kept", None),
         "recomputed": ("tfopt.memory.recompute", recompute),
+        "activations recomputed": ('recompute(model, "activations")', partial(recompute, layers="activations")),
         "loss in pieces": (
             "tfopt.kernels.chunk_cross_entropy",
             partial(kernels.chunk_cross_entropy, chunks=_PIECES),

@@ -141,9 +141,9 @@ def test_takes_names_paths_and_layers():
         (
             "block",
             TypeError,
-            "Expected layers to be 'auto' or a list .* Received: 'block'. Put a single one into a list.",
+            "Expected layers to be 'auto', 'activations' or a list .* Received: 'block'. Put a single one into a list.",
         ),
-        (7, TypeError, "Expected layers to be 'auto' or a list .* Received: 7"),
+        (7, TypeError, "Expected layers to be 'auto', 'activations' or a list .* Received: 7"),
         ([7], TypeError, "Expected names, paths or layers. Received: 7. Pass layer.name"),
         ([], ValueError, "Expected layers to name at least one layer. Received: none"),
         (["bloc"], ValueError, "Expected layers that 'net' computes. Received: 'bloc', .* Did you mean 'block'?"),

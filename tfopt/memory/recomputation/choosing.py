@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
 
-from tfopt.memory.rerunning import Part
+from tfopt.memory.recomputation.activations import Activations
+from tfopt.memory.recomputation.rerunning import Part
 from tfopt.model.layers import is_keras_own, layer_paths
 from tfopt.text import listed
 
@@ -47,8 +48,8 @@ class SegmentedGraph:
         return keras.tree.pack_sequence_as(self.graph._outputs_struct, outputs)
 
 
-Chosen: TypeAlias = keras.Layer | SegmentedGraph
-"""A layer that is computed again, or a graph whose segments are."""
+Chosen: TypeAlias = keras.Layer | SegmentedGraph | Activations
+"""A layer that is computed again, or a graph whose segments are, or a model whose activations are."""
 
 
 def automatic(model: keras.Model) -> list[Chosen]:
@@ -121,8 +122,8 @@ def named(model: keras.Model, layers: Any) -> list[Chosen]:
     """
     if isinstance(layers, str | keras.Layer) or not isinstance(layers, Iterable):
         raise TypeError(
-            f"Expected layers to be 'auto' or a list of names, paths or layers. Received: {layers!r}. Put a single one "
-            "into a list."
+            f"Expected layers to be 'auto', 'activations' or a list of names, paths or layers. Received: {layers!r}. "
+            "Put a single one into a list."
         )
     paths = layer_paths(model)
     del paths[model]

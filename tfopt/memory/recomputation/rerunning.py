@@ -53,7 +53,7 @@ class Part:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the part; runs it only once if it is called eagerly or no gradient is expected."""
-        if not _is_differentiated(args, kwargs):
+        if not is_differentiated(args, kwargs):
             return self.function(*args, **kwargs)
         inputs, surroundings = _Tensors((args, kwargs)), [copy.copy(get()) for get, _ in _SURROUNDINGS]
         outputs: list[_Tensors] = []
@@ -156,7 +156,7 @@ class _Run(keras.StatelessScope):
         return before
 
 
-def _is_differentiated(*arguments: Any) -> bool:
+def is_differentiated(*arguments: Any) -> bool:
     """Whether a call is traced, on tensors, for training or under a gradient tape."""
     symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments))
     # In a stateless scope Keras infers shapes, or a part that this one lies in is running.
@@ -216,8 +216,8 @@ def _require_repeatable(name: str, given: Sequence[tf.Tensor]) -> Iterator[None]
     before = len(graph.get_operations())
     yield
     operations = graph.get_operations()[before:]
-    for kind in dict.fromkeys(kind for operation in operations for kind in _kinds(graph, operation)):
-        if _is_stateful(kind) and kind not in _REPEATABLE:
+    for kind in _stateful(graph, operations):
+        if kind not in _REPEATABLE:
             raise UnsupportedError(
                 f"Expected layers whose second run computes the same and changes nothing. Found the operation {kind} "
                 f"in {name}. Draw with keras.random and a SeedGenerator, keep state in Keras' variables, or leave it "
@@ -231,6 +231,17 @@ def _require_repeatable(name: str, given: Sequence[tf.Tensor]) -> Iterator[None]
                 f"Expected layers that get tensors as arguments. Found that {name} also uses {tensor.name!r}, computed "
                 "elsewhere, whose gradient would be lost. Pass it to the layer's call, or leave it out of `layers`."
             )
+
+
+def is_stateful(graph: Any, begin: int) -> bool:
+    """Whether any operation of a graph, from this one on, reads or changes more than tensors."""
+    return bool(_stateful(graph, graph.get_operations()[begin:]))
+
+
+def _stateful(graph: Any, operations: Sequence[Any]) -> list[str]:
+    """The types of operations that read or change more than tensors, each once."""
+    kinds = dict.fromkeys(kind for operation in operations for kind in _kinds(graph, operation))
+    return list(filter(_has_state, kinds))
 
 
 def _kinds(graph: Any, operation: Any) -> Iterator[str]:
@@ -247,7 +258,7 @@ def _kinds(graph: Any, operation: Any) -> Iterator[str]:
 
 
 @cache
-def _is_stateful(kind: str) -> bool:
+def _has_state(kind: str) -> bool:
     definition = op_def_registry.get(kind)
     return definition is not None and definition.is_stateful
 

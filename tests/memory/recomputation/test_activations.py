@@ -1,0 +1,201 @@
+"""Activations computed again: the same training, in less memory."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import recomputed_nets as nets
+import tensorflow as tf
+from quick import first_quick
+from recomputed_nets import IDS, VALUES, assert_same, compared, layers, made, trained
+
+import tfopt
+from tfopt.memory import recompute, undo
+
+ops = keras.ops
+
+
+@pytest.fixture(autouse=True)
+def _as_traced():
+    with nets.as_traced():
+        yield
+
+
+def dense(activation="gelu", count=3, size=6):
+    row = [layers.Dense(width, activation=one) for _ in range(count) for width, one in ((24, activation), (size, None))]
+    return keras.Sequential([keras.Input((6,)), *row, layers.Dense(20, activation="softmax")])
+
+
+def by_operation():
+    """GPT-2's form: an operation between two layers. Two layers and an operation read the last one's result."""
+    inputs = outputs = keras.Input((6,))
+    for activate in (functools.partial(ops.gelu, approximate=True), ops.silu, ops.softplus):
+        inner = activate(layers.Dense(24)(outputs))
+        outputs = outputs + layers.Dense(6)(inner)
+    outputs = outputs + layers.Dense(6)(inner) + ops.mean(inner)
+    return keras.Model(inputs, layers.Dense(20, activation="softmax")(outputs))
+
+
+def convolutional():
+    rows = [
+        (layers.Conv1D(8, 3, padding="same"), layers.LeakyReLU()),
+        (layers.SeparableConv1D(8, 3, padding="same", activation="mish"),),
+        (layers.Conv1DTranspose(8, 3, padding="same", activation="silu"), layers.Dropout(0.2)),
+        (layers.DepthwiseConv1D(3, padding="same"), layers.BatchNormalization(), layers.Activation("softplus")),
+    ]
+    row = [layer for block in rows for layer in block]
+    return keras.Sequential([keras.Input((6,)), layers.Embedding(20, 8), *row, layers.Dense(20, activation="softmax")])
+
+
+class Gated(layers.Layer):
+    """A gated perceptron that applies its activation itself, in float32, as those of language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.activation = keras.activations.silu
+        self.gate, self.up = layers.Dense(16), layers.Dense(16)
+        self.down = layers.EinsumDense("ab,bc->ac", 6)
+
+    def build(self, shape):
+        self.gate.build(shape)
+        self.up.build(shape)
+        self.down.build((*shape[:-1], 16))
+
+    def call(self, inputs):
+        gate = ops.cast(self.activation(ops.cast(self.gate(inputs), "float32")), self.compute_dtype)
+        return inputs + self.down(gate * self.up(inputs))
+
+
+def gated():
+    return keras.Sequential([keras.Input((6,)), Gated(), Gated(), layers.Dense(20, activation="softmax")])
+
+
+def activations(model):
+    return "activations"
+
+
+NETS = [(dense, 3), (by_operation, 3), (convolutional, 4), (gated, 2), (nets.functional, 2), (nets.branched, 6)]
+
+
+@pytest.mark.parametrize(("make", "count"), first_quick(NETS, 2))
+def test_trains_the_same(make, count):
+    # Gradients of several uses of a tensor add up in another order.
+    model = compared(make, activations, tolerance=0 if make is dense else 1e-5)
+    assert undo(model) == count
+    assert not any({"call", "_tfopt_recomputed"} & vars(layer).keys() for layer in model._flatten_layers())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "policy", "rounding"),
+    [
+        (dense, "float32", 1e-5),
+        (by_operation, "mixed_bfloat16", 0.1),
+        (convolutional, "mixed_float16", 0.01),
+        (gated, "mixed_bfloat16", 0.02),
+    ],
+)
+def test_trains_the_same_in_any_precision_under_xla(make, policy, rounding):
+    keras.config.set_dtype_policy(policy)
+    compared(make, activations, jit_compile=True, tolerance=rounding)
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("make", "values"), [(dense, 2), (by_operation, 1)])
+def test_keeps_what_goes_into_them_alone(make, values, jit_compile):
+    """Each result need not be kept; a GELU and a SiLU also compute something on the way."""
+    examples, width = 4096, 24
+    batch = tf.TensorSpec((examples, 6)), tf.TensorSpec((examples,), tf.int32)
+    model = made(functools.partial(make, "gelu") if make is dense else make, jit_compile=jit_compile)
+    before = tfopt.memory.estimate(model, batch)
+    count = recompute(model, "activations")
+    after = tfopt.memory.estimate(model, batch)
+    one = examples * width * 4 / 2**20
+    # The last one's gradient is computed while the others are kept.
+    assert before.activations_mib - after.activations_mib >= values * (count - 1) * one
+    assert after.total_mib < before.total_mib
+
+
+def test_each_is_kept_once_where_nothing_but_its_output_is_needed():
+    model = made(functools.partial(dense, "relu"))
+    with pytest.raises(ValueError, match=r"activations that keep more than their output.*in which no layer has one"):
+        recompute(model, "activations")
+
+
+@pytest.mark.slow
+def test_as_few_as_a_budget_requires():
+    batch = tf.TensorSpec((4096, 6)), tf.TensorSpec((4096,), tf.int32)
+    model = made(dense)
+    most = tfopt.memory.estimate(model, batch).total_mib
+    recompute(model, "activations")
+    least = tfopt.memory.estimate(model, batch).total_mib
+    assert recompute(model, "activations", budget_mib=(most + least) / 2, batch=batch) in (1, 2)
+    assert least < tfopt.memory.estimate(model, batch).total_mib <= (most + least) / 2
+    assert recompute(model, "activations", budget_mib=most, batch=batch) == 0
+    with pytest.raises(ValueError, match="Expected a budget"):
+        recompute(model, "activations", budget_mib=least / 2, batch=batch)
+
+
+class Noisy(layers.Layer):
+    """Its activation draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(3)
+        self.activation = lambda x: ops.silu(x) * keras.random.uniform(ops.shape(x), seed=self.seeds)
+
+    def call(self, inputs):
+        return self.activation(inputs)
+
+
+def test_a_function_that_draws_draws_once_for_the_layer_behind_it():
+    def make():
+        inner = [layers.Dense(16), Noisy(), layers.Dense(16)]
+        return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(20, activation="softmax")])
+
+    compared(make, activations, tolerance=1e-6)
+
+
+@pytest.mark.slow
+def test_loops_keep_theirs():
+    def make():
+        inputs = keras.Input((6,))
+        outputs = layers.Embedding(20, 8)(inputs)
+        outputs = layers.GRU(8, activation="silu", return_sequences=True, reset_after=False)(outputs)
+        outputs = layers.TimeDistributed(layers.Dense(8, activation="gelu"))(outputs)
+        return keras.Model(inputs, layers.Dense(20, activation="softmax")(outputs))
+
+    compared(make, activations, tolerance=1e-6)
+
+
+@pytest.mark.slow
+def test_works_with_what_else_changes_a_model():
+    compared(convolutional, activations, prepare=tfopt.fit.overlap, tolerance=1e-6)
+
+
+def test_only_training_computes_them_again(tmp_path):
+    runs = []
+
+    def counted(x):
+        runs.append(x)
+        return ops.gelu(x)
+
+    model = made(functools.partial(dense, counted, count=1))
+    model.train_on_batch(VALUES, IDS[:, 0])
+    expected = model.predict(VALUES, verbose=0)
+    assert recompute(model, "activations") == 1
+    runs.clear()
+    assert_same([model.predict(VALUES, verbose=0)], [expected])
+    assert len(runs) == 1
+    runs.clear()
+    model.train_on_batch(VALUES, IDS[:, 0])
+    # For whatever else reads its result, which is nothing, for the layer behind it, and for the gradient of that.
+    assert len(runs) == 3
+    with_gelu = made(functools.partial(dense, "gelu", count=1))
+    recompute(with_gelu, "activations")
+    trained(with_gelu)
+    with_gelu.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(VALUES, verbose=0), with_gelu.predict(VALUES, verbose=0))
+    assert undo(loaded) == 0
