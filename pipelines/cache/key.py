@@ -14,6 +14,7 @@ from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.cache.folder import FORMAT
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.crop_elements import crop_example
+from tfopt.pipelines.shared.nondeterminism import CHANGING
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.seeding import part_seed
 
@@ -66,7 +67,7 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
 def expect_one_order(facts: Facts) -> None:
     """Refuses a source whose order changes: an epoch that goes on where a damaged cache ends would lose examples."""
     for found in facts.in_source:
-        if found.kind in ("random", "assigning", "shuffle", "unordered"):
+        if found.kind in CHANGING:
             raise ValueError(
                 f"Expected a source with one order for a cache on disk. It holds {found}: an epoch that goes on where "
                 'a damaged cache ends would lose examples. Take it out, or pass cache="memory".'

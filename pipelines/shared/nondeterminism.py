@@ -52,6 +52,8 @@ _INTERLEAVE = "ParallelInterleaveDataset"
 _IGNORE = 1  # tf.data.experimental.ExternalStatePolicy.IGNORE
 
 Kind = Literal["random", "assigning", "opaque", "reading", "shuffle", "unordered"]
+CHANGING: tuple[Kind, ...] = ("random", "assigning", "shuffle", "unordered")
+"""The kinds that change elements or their order from reading to reading."""
 
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(_RANDOM, "random"),
@@ -75,6 +77,11 @@ class Finding:
     # iteration of a dataset.
     restarts: bool = False
 
+    @property
+    def reorders(self) -> bool:
+        """Whether it gives a dataset another order; random operations on single elements do not."""
+        return self.kind in ("shuffle", "unordered") or (self.kind == "random" and "Dataset" in self.operation)
+
     def __str__(self) -> str:
         return f"{self.operation} ({self.name})" if self.name else self.operation
 
@@ -94,6 +101,8 @@ def find_in_function(function: Any) -> list[Finding]:
             # Zeros mean no seed.
             fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
             found.append(Finding(_KINDS[node.op], node.op, node.name, fixed))
+        elif "deterministic" in node.attr and node.attr["deterministic"].s == b"false":  # of a dataset in a function
+            found.append(Finding("unordered", node.op, node.name))
     return found
 
 

@@ -17,7 +17,7 @@ from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.nondeterminism import Finding
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
 from tfopt.pipelines.shared.seeding import sequence
-from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.source import Source, expect_lasting
 
 IN_PARTS = "_tfopt_in_parts"
 """An attribute of distributed datasets that hold a part of a source: which one."""
@@ -64,6 +64,7 @@ def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | 
     index, parts = _place()
     if parts == 1:
         return source, None
+    expect_lasting(source, "for each of several processes, which divide it")
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     _refuse_options(options, replicas)
     size = options.batch_size // parts
@@ -214,7 +215,7 @@ def _no_strategy(processes: int) -> UnsupportedError:
 def expect_one_order(source: Source, in_source: Sequence[Finding], where: str) -> None:
     """Refuses to divide a source by position if its order may differ between processes or reads."""
     for found in in_source:
-        if found.kind in ("shuffle", "unordered"):
+        if found.reorders:
             raise UnsupportedError(
                 f"Expected a source that has the same order {where}. Found {found} in {source.name}: some "
                 "examples would be in both parts, and others in neither. What to do: take it out, and leave the order "

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
 
@@ -121,8 +121,8 @@ class Source:
     """Whether elements are whole batches, which the pipeline yields as they are."""
 
     changes: str = ""
-    """What may change the elements, or their order, the next time they are read. A position in them is then refused.
-    Default: nothing."""
+    """What may change the elements, or their order, the next time they are read. A position in them is then refused,
+    and so are `split` and several processes. Default: nothing."""
 
     note: str = ""
     """What the plan says besides, such as what of the data is left out or not used as it is meant."""
@@ -191,6 +191,20 @@ def expect_unchanged(path: str, stamp: list[str | int]) -> None:
     if file_stamps([path]) != [stamp]:
         raise PipelineError(
             f"Expected {path!r} as it was when the source was made. It has changed since. Make the source again."
+        )
+
+
+def expect_lasting(source: Source, where: str) -> None:
+    """Refuses to divide a source whose elements, or their order, may be others the next time.
+
+    Raises:
+        UnsupportedError: If it says so.
+    """
+    if source.changes:
+        raise UnsupportedError(
+            f"Expected a source that is the same {where}. Found {source.changes}: some examples would be in both "
+            "parts, and others in neither. What to do: leave order and draws to `shuffle` and `augment`, or divide the "
+            "data where they are made. If they are the same each time, pass tf.data.Dataset.from_generator of them."
         )
 
 

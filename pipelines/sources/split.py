@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.seeding import renumbered, sequence
-from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.source import Source, expect_lasting
 
 
 def take_split(source: Source, split: float, *, training: bool) -> Source:
@@ -19,7 +19,9 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
 
     Raises:
         PipelineError: If the number of examples is unknown, or either part would be empty.
+        UnsupportedError: If the examples may be others the next time.
     """
+    expect_lasting(source, "each time, for `split`")
     count = source.count if source.count is not None else int(source.dataset().cardinality())
     if count < 0:
         raise PipelineError(

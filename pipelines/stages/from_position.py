@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.nondeterminism import CHANGING
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.position import Position
 from tfopt.pipelines.shared.seeding import moved
@@ -14,8 +15,6 @@ from tfopt.pipelines.stages.example_stages import Cache, chunk_of
 from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
 from tfopt.pipelines.stages.order_stages import Read
 from tfopt.pipelines.stages.stage import Flow, Stage, all_of, split_at_cache
-
-_CHANGING = ("random", "assigning", "shuffle", "unordered")
 
 
 def expect_repeatable(stages: Sequence[Stage]) -> None:
@@ -45,7 +44,7 @@ def _obstacles(options: PipelineOptions, facts: Facts) -> Iterator[tuple[str, st
         yield f"{what} without a seed", "pass seed=, from the start of the training on."
     for place, findings in (("the source", facts.in_source), ("`transform`", facts.traced.in_transform)):
         for found in findings:
-            if found.kind in _CHANGING:
+            if found.kind in CHANGING:
                 yield f"{found} in {place}", "take it out, and leave order and draws to `shuffle`, `augment` and seed=."
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.nondeterminism import CHANGING, find_in_dataset
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.rows import arrays
 from tfopt.pipelines.sources.source import Source, held_on_host, nth
@@ -50,6 +51,9 @@ def tokens(documents: Any, *, end: int | None = None, tokenize: Callable[[list[s
         >>> inputs["tokens"].numpy().tolist(), inputs["segments"].numpy().tolist()
         ([[5, 6, 7, 8, 9, 4, 0, 0]], [[1, 1, 1, 2, 2, 3, 0, 0]])
     """
+    changes = ""
+    if isinstance(documents, Source | tf.data.Dataset):
+        documents, changes = _read(documents)
     if tokenize is not None:
         found = _tokenized(documents, tokenize)
     elif isinstance(documents, str | os.PathLike | np.ndarray):
@@ -61,7 +65,7 @@ def tokens(documents: Any, *, end: int | None = None, tokenize: Callable[[list[s
         )
     else:
         found = _apart(documents)
-    return _by_document(found)
+    return _by_document(replace(found, changes=changes))
 
 
 def next_tokens(document: Any) -> tuple[dict[str, Any], Any, Any]:
@@ -96,6 +100,7 @@ class _Documents:
     contents: Callable[[], Any]  # the fingerprint of all tokens
     starts: Any  # int64 (documents)
     ends: Any
+    changes: str = ""  # as in Source
 
     def fingerprint(self) -> list[Any]:
         return [self.contents(), self.starts, self.ends]
@@ -124,6 +129,7 @@ def _by_document(documents: _Documents) -> Source:
         resident=True,
         part=lambda index, parts: _by_document(documents.only(slice(index, None, parts))),
         packed=lambda size, some: _in_rows(documents.only(some), size),
+        changes=documents.changes,
         note=f"{total:,} tokens",
     )
 
@@ -184,13 +190,13 @@ def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, 
         fingerprint=lambda: [str(numbers), size, *documents.fingerprint()],
         resident=True,
         part=lambda index, parts: _packed(documents, packing, size, numbers[index::parts], note),
+        changes=documents.changes,
         note=note,
     )
 
 
 def _tokenized(documents: Any, tokenize: Callable[[list[str]], Any]) -> _Documents:
-    texts = _read(documents) if isinstance(documents, Source | tf.data.Dataset) else documents
-    texts = texts.tolist() if isinstance(texts, np.ndarray) else texts
+    texts = documents.tolist() if isinstance(documents, np.ndarray) else documents
     if not isinstance(texts, Sequence) or isinstance(texts, str | bytes):
         raise TypeError(
             f"Expected texts for `tokenize`: lines(paths), or a list of strings. Received: {type(texts).__name__}. "
@@ -212,22 +218,25 @@ def _tokenized(documents: Any, tokenize: Callable[[list[str]], Any]) -> _Documen
     return _joined(parts)
 
 
-def _read(documents: Any) -> list[Any]:
-    """Reads a source or dataset of documents whole."""
-    elements = documents.dataset() if isinstance(documents, Source) else documents
-    if isinstance(documents, Source) and documents.decode is not None:
-        elements = elements.map(documents.decode, num_parallel_calls=tf.data.AUTOTUNE)
+def _read(documents: Any) -> tuple[list[Any], str]:
+    """Returns the documents of a source or dataset, which is read whole, and what may change them the next time."""
+    changes, elements = "", documents
+    if isinstance(documents, Source):
+        changes, elements = documents.changes, documents.dataset()
+        if documents.decode is not None:
+            elements = elements.map(documents.decode, num_parallel_calls=tf.data.AUTOTUNE)
+    found = next((each for each in find_in_dataset(elements) if each.kind in CHANGING), None)
+    if not changes and found is not None:
+        changes = f"{found} in the documents"
     if not isinstance(elements.element_spec, tf.TensorSpec):
         raise TypeError(
             f"Expected a source of documents, each one tensor. Received one of {elements.element_spec}. Map it to the "
             "ids or the text of each first."
         )
-    return list(elements.as_numpy_iterator())
+    return list(elements.as_numpy_iterator()), changes
 
 
 def _apart(documents: Any) -> _Documents:
-    if isinstance(documents, Source | tf.data.Dataset):
-        documents = _read(documents)
     if isinstance(documents, tf.RaggedTensor):
         if documents.flat_values.shape.rank != 1 or documents.ragged_rank != 1:
             raise ValueError(

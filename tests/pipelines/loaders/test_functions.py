@@ -219,7 +219,8 @@ def test_what_needs_examples_is_refused(option):
 
 
 @pytest.mark.parametrize(
-    ("batched", "message"), [(True, "divided among 2 processes. Found: batches, which makes"), (False, "known number")]
+    ("batched", "message"),
+    [(True, "divided among 2 processes. Found: batches, which makes"), (False, "the same for each of several")],
 )
 def test_several_processes_are_refused(monkeypatch, batched, message):
     monkeypatch.setattr(parts, "_place", lambda: (0, 2))

@@ -8,7 +8,7 @@ import tensorflow as tf
 from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import arrays, build_pipeline, images, plan_pipeline
+from tfopt.pipelines import arrays, build_pipeline, images, loader, plan_pipeline, tokens
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.seeding import in_batches, sequence
 from tfopt.pipelines.sources.split import take_split
@@ -95,6 +95,62 @@ def test_a_cache_on_disk_holds_one_part_only(tmp_path):
 def test_what_cannot_be_split(source, split, error, found):
     with pytest.raises(error, match=found):
         plan_pipeline(source, batch_size=2, split=split)
+
+
+def in_each(read):
+    """Numbers that each of two files is read for."""
+    numbers = tf.data.Dataset.range(2).interleave(lambda file: read(tf.data.Dataset.range(20 * file, 20 * file + 20)))
+    return numbers.apply(tf.data.experimental.assert_cardinality(40))
+
+
+def sampled():
+    numbers = tf.data.Dataset.sample_from_datasets([tf.data.Dataset.range(20), tf.data.Dataset.range(20, 40)])
+    return numbers.apply(tf.data.experimental.assert_cardinality(40))
+
+
+class Shuffled:
+    """A loader of examples in another order each time."""
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return iter(np.random.permutation(40).tolist())
+
+
+def documents():
+    return tokens(tf.data.Dataset.range(40).shuffle(40).map(lambda number: tf.repeat(number, 2)))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "found"),
+    [
+        (lambda: in_each(lambda file: file.shuffle(20)), {}, "ShuffleDatasetV3"),
+        (
+            lambda: in_each(lambda file: file.map(lambda n: n, num_parallel_calls=2, deterministic=False)),
+            {},
+            "ParallelMapDatasetV2",
+        ),
+        (sampled, {}, r"Dataset\.random"),
+        (lambda: loader(Shuffled(), batched=False), {}, "Shuffled, which decides what it yields"),
+        (documents, {"pad": "batch"}, r"Dataset\.shuffle in the documents"),
+        (documents, {"pack": 8}, r"Dataset\.shuffle in the documents"),
+        (
+            lambda: tokens(loader(Shuffled(), batched=False), tokenize=lambda texts: [[1] for _ in texts]),
+            {},
+            "Shuffled",
+        ),
+    ],
+)
+def test_what_has_another_order_each_time_is_not_split(source, options, found):
+    """Else examples to train on are among those to validate on."""
+    with pytest.raises(UnsupportedError, match=f"same.*each time, for `split`. Found {found}"):
+        plan_pipeline(source(), batch_size=4, split=0.5, cache=None, **options)
+
+
+def test_random_numbers_in_examples_do_not_hinder():
+    noisy = tf.data.Dataset.range(40).map(lambda number: number + tf.random.uniform((), 0, 1, tf.int64))
+    assert len(build_pipeline(noisy, batch_size=4, split=0.5, cache=None, training=False)) == 5
 
 
 def test_validation_split_names_it():
