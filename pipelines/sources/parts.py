@@ -279,6 +279,8 @@ def _by_position(source: Source, index: int, parts: int, block: int, count: int)
         keeps_order=source.at is None,
         at=None if source.at is None else read_at,
         part=None,
+        packed=None,
+        checked=None,
     )
 
 

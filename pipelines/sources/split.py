@@ -40,7 +40,9 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
     part = _only(source, chosen, count)
     kind, other = ("train", "validate") if training else ("validate", "train")
     note = f"split={split}: {len(chosen):,} of {count:,} to {kind} on; training={not training} has those to {other} on"
-    return replace(part, note="; ".join(filter(None, (source.note, note))))
+    checked = None if source.checked is None else lambda on_bad_file: made  # that of the source would give all of it
+    made: Source = replace(part, note="; ".join(filter(None, (source.note, note))), checked=checked)
+    return made
 
 
 def _only(source: Source, chosen: Any, count: int) -> Source:
@@ -74,6 +76,7 @@ def _only(source: Source, chosen: Any, count: int) -> Source:
         pools=None,
         keeps_order=at is None,
         part=None,
+        checked=None,
         fingerprint=None if fingerprint is None else lambda: [fingerprint(), chosen],
         files=None if files is None else tuple(files[number] for number in chosen),
         packed=None if packed is None else lambda size, some: packed(size, chosen[some]),

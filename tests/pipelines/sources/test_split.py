@@ -8,7 +8,7 @@ import tensorflow as tf
 from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import arrays, build_pipeline, images, loader, plan_pipeline, tokens
+from tfopt.pipelines import arrays, build_pipeline, images, loader, plan_pipeline, tokens, write_records
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.seeding import in_batches, sequence
 from tfopt.pipelines.sources.split import take_split
@@ -151,6 +151,13 @@ def test_what_has_another_order_each_time_is_not_split(source, options, found):
 def test_random_numbers_in_examples_do_not_hinder():
     noisy = tf.data.Dataset.range(40).map(lambda number: number + tf.random.uniform((), 0, 1, tf.int64))
     assert len(build_pipeline(noisy, batch_size=4, split=0.5, cache=None, training=False)) == 5
+
+
+def test_the_source_of_a_plan_stays_divided(photos, tmp_path):
+    plan = plan_pipeline(photos, batch_size=4, split=0.25, training=False, transform=lambda image, label: label)
+    for again in ("raise", "skip"):
+        assert plan_pipeline(plan.source, batch_size=3, training=False, on_bad_file=again).source.count == 3
+    assert write_records(plan.source, tmp_path / "written").count == 3
 
 
 def test_validation_split_names_it():
