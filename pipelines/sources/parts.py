@@ -232,13 +232,13 @@ def _exactly(source: Source, parts: int, block: int) -> list[Source]:
             f"steps. Found: {source.name}, whose number is unknown or endless. What to do: apply "
             "tf.data.experimental.assert_cardinality(number), give your own Source a `count`, or take out repeat()."
         )
-    if block == 1 and source.part is not None:
+    if block == 1 and source.part is not None and count >= parts:  # else some would be empty, and none be looked at
         try:
             divided = [source.part(index, parts) for index in range(parts)]
         except PipelineError:  # fewer files than processes
             divided = []
         counts = [each.count or 0 for each in divided]
-        if divided and sum(counts) == count and 0 < max(counts) <= min(counts) + 1:
+        if divided and sum(counts) == count and max(counts) <= min(counts) + 1:
             return divided
     return [_by_position(source, index, parts, block, count) for index in range(parts)]
 

@@ -185,7 +185,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
     if not _mixes(options, facts, cache):
         return [read]
-    buffer = fitting_buffer(count, facts.sample.raw_bytes, at_hand=source.is_at_hand)[0]
+    buffer = max(1, fitting_buffer(count, facts.sample.raw_bytes, at_hand=source.is_at_hand)[0])
     reason = "shuffled once: the order of the first epoch, and of a cache"
     return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
 

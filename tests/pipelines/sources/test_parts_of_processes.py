@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from part_sources import ALL, COUNT, NAMES, source
+from part_sources import ALL, COUNT, FEATURES, NAMES, source, write_files
 from quick import first_quick
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import plan_pipeline
+from tfopt.pipelines import plan_pipeline, records
 from tfopt.pipelines.sources import parts
 from tfopt.pipelines.stages import batch_stages
 
@@ -130,6 +130,16 @@ def test_a_batch_that_only_one_process_could_fill_is_left_out_by_all(plans):
     seen = [[batch.tolist() for batch in plan.build().as_numpy_iterator()] for plan in made]
     assert [[len(batch) for batch in batches] for batches in seen] == [[6] * 8] * 2
     assert [plan.to_dict()["steps_per_epoch"] for plan in made] == [8, 8]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "records"])
+def test_fewer_shuffled_examples_than_processes_still_come_once(plans, tmp_path, kind):
+    write_files(tmp_path, (1, 1))
+    data = np.arange(2) if kind == "arrays" else records(f"{tmp_path}/*", features=FEATURES)
+    made = plans(data, 3, remainder="keep", transform=None if kind == "arrays" else lambda parsed: parsed["number"])
+    seen = [[batch.tolist() for batch in plan.build().as_numpy_iterator()] for plan in made]
+    assert seen == [[[0]], [[1]], []]
+    assert {plan.to_dict()["steps_per_epoch"] for plan in made} == {1}
 
 
 def test_fewer_examples_than_processes_still_come_once(plans):
