@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.crop_elements import crop_example, expect_movable
-from tfopt.pipelines.shared.elements import apply_stage, element_of, expect_lengths, in_single_examples
+from tfopt.pipelines.shared.elements import apply_stage, element_of, expect_lengths, in_single_examples, is_static
 from tfopt.pipelines.shared.frozen_draws import generator_states, refuse_frozen_draws
 from tfopt.pipelines.shared.nondeterminism import Finding, find_in_function
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction, is_layer
@@ -54,6 +54,7 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
     cropped = decoded if options.crop is None else _cropped(source, options.crop, options.crops_with, raw, decoded)
     transformation = options.transformation
     if transformation is not None and transformation.by_batch:
+        _expect_one_length(transformation, cropped, options)
         batches, transform = _traced("transform", transformation.call, cropped.batch(1))
         examples = in_single_examples(batches)
         together.append((transformation.name, examples, _mapped(transformation, cropped.batch(_TOGETHER))))
@@ -73,6 +74,15 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
         [] if graph is None else find_in_function(graph) for graph in graphs
     )
     return Traced(raw, decoded, examples, together, augmented, in_decode + in_many, in_transform, in_augment)
+
+
+def _expect_one_length(transformation: StageFunction, examples: Any, options: PipelineOptions) -> None:
+    """Refuses a function of batches for examples of different lengths, of which it would take the padding for data."""
+    if options.pad is not None and not is_static(examples.element_spec):
+        raise ValueError(
+            f"Expected examples of one shape for the `transform` {transformation.name}, which takes batches: they are "
+            f"padded after it. Found {examples.element_spec}. Pass a function of single examples, or leave out `pad`."
+        )
 
 
 def _batches(examples: Any, options: PipelineOptions) -> Any:

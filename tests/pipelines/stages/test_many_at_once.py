@@ -9,7 +9,16 @@ import tensorflow as tf
 from quick import first_quick
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import CentralCrop, Source, build_pipeline, per_batch, plan_pipeline, records, write_records
+from tfopt.pipelines import (
+    CentralCrop,
+    Source,
+    build_pipeline,
+    per_batch,
+    plan_pipeline,
+    records,
+    tokens,
+    write_records,
+)
 from tfopt.pipelines.as_source import as_source
 
 COUNT = 50
@@ -110,6 +119,18 @@ def test_unequal_examples_are_named(photos, picture):
 def test_what_mixes_examples_is_refused(function, found):
     with pytest.raises(PipelineError, match=found):
         plan_pipeline((X, Y), transform=per_batch(function), batch_size=8)
+
+
+@pytest.mark.parametrize("option", [{"pad": "batch"}, {"bucket": True}])
+def test_padding_is_no_part_of_an_example(option):
+    """The documents that the planner looks at have one length, and others follow."""
+    documents = tokens([[1] * 5] * 1100 + [[1] * 9] * 40)
+
+    def with_length(rows):
+        return rows, tf.fill((tf.shape(rows)[0],), tf.shape(rows)[1])
+
+    with pytest.raises(ValueError, match=r"padded after it\. Found TensorSpec.*Pass a function of single"):
+        plan_pipeline(documents, transform=per_batch(with_length), batch_size=16, cache=None, **option)
 
 
 def test_a_transform_takes_no_seed():
