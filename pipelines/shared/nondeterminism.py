@@ -188,7 +188,7 @@ def _refuse_unrepeatable(
     options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding], in_augment: list[list[Finding]]
 ) -> None:
     broken = f"seed={options.seed} could not make it the same on every run."
-    for found in _only(in_source, "random", "assigning", "shuffle"):
+    for found in _only(in_source, *CHANGING):
         raise ValueError(
             f"Expected a deterministic source. It holds {found}: {broken} Take it out (`shuffle` and `augment` do it "
             "under the pipeline's seed), or pass seed=None."

@@ -185,7 +185,7 @@ def unordered():
         (np.arange(COUNT), {}, "Found a shuffle without a seed. What to do: pass seed="),
         (np.arange(COUNT), {"shuffle": False, "augment": tf.abs}, "Found an `augment` without a seed"),
         (np.zeros((COUNT, 8, 8, 3)), {"shuffle": False, "crop": RandomCrop(4)}, "Found a RandomCrop without a seed"),
-        (unordered(), {"seed": 3}, "deterministic=False in the source. What to do: take it out"),
+        (unordered(), {"shuffle": False}, "deterministic=False in the source. What to do: take it out"),
         (tf.data.Dataset.range(COUNT).shuffle(9), {"training": False}, r"Dataset\.shuffle in the source"),
         (
             np.arange(COUNT),

@@ -113,6 +113,18 @@ def test_a_source_that_shuffles_under_a_seed_is_refused(make):
         plan(make(tf.data.Dataset.from_tensor_slices(IMAGES)), seed=1)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_seed_refuses_a_source_without_an_order(nested):
+    def free(numbers):
+        return numbers.map(lambda number: number + 1, num_parallel_calls=2, deterministic=False)
+
+    numbers = tf.data.Dataset.range(8)
+    source = numbers.interleave(lambda first: free(tf.data.Dataset.range(first))) if nested else free(numbers)
+    with pytest.raises(ValueError, match=r"deterministic source.*ParallelMap.*seed=1 could not"):
+        plan_pipeline(source, batch_size=2, seed=1)
+    assert plan_pipeline(source, batch_size=2).stage("order").setting == "free"
+
+
 def test_nothing_is_refused_without_need():
     source = tf.data.Dataset.from_tensor_slices(IMAGES).shuffle(8, seed=1, reshuffle_each_iteration=False)
     plan(source, seed=1)
