@@ -1,6 +1,7 @@
 """`mix`: examples of several sources or plans in fixed proportions, as one pipeline."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
@@ -57,7 +58,8 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
         TypeError: If `parts` are not pairs of a part and a number, or an option is of the wrong type.
         ValueError: If a weight or `stop` is out of range, or parts differ in `training` from the mixture; and what
             `plan_pipeline` raises.
-        PipelineError: If the parts' examples differ in structure, dtype or shape, or there are too few for a batch.
+        PipelineError: If the parts' examples differ in structure, dtype or shape, or in the order of their class names;
+            or there are too few for a batch.
         UnsupportedError: If a part or the mixture has a `service` or cache="device"; a part is a mixture, has a
             position or functions of batches in its `augment`, or was planned outside of the strategy's scope; or a
             part's number of examples is unknown or endless, with stop="all".
@@ -76,6 +78,7 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
     turns = schedule(_weights(parts))
     _refuse_options("the mixture", asked)
     plans = [_plan(number, part, asked, options) for number, (part, _) in enumerate(parts)]
+    _expect_one_numbering([_facts(plan).source for plan in plans])
     count = _count(plans, turns, stop)
     mixed = _parts(plans, asked, turns, [None] * len(plans) if count is None else turns.counts(count))
     facts = _mixed_facts(mixed, asked, count)
@@ -165,6 +168,19 @@ def _plan(number: int, part: Any, asked: PipelineOptions, options: Choices) -> P
 
 def _facts(plan: PipelinePlan) -> Facts:
     return next(stage.facts for stage in plan.stages if isinstance(stage, Cache))
+
+
+def _expect_one_numbering(sources: Sequence[Source]) -> None:
+    """Refuses class names of which one number would stand for two."""
+    known = [source for source in sources if source.class_names]
+    for one, other in itertools.combinations(known, 2):
+        for number, names in enumerate(zip(one.class_names or (), other.class_names or (), strict=False)):
+            if names[0] != names[1]:
+                raise PipelineError(
+                    f"Expected one numbering of the classes in all parts. Found label {number} for {names[0]!r} in "
+                    f"{one.name} and for {names[1]!r} in {other.name}. Pass the same `classes` to both, or if a "
+                    "`transform` numbers them alike, dataclasses.replace(source, class_names=None)."
+                )
 
 
 def _count(plans: Sequence[PipelinePlan], turns: Schedule, stop: Stop) -> int | None:

@@ -14,7 +14,7 @@ from part_sources import COUNT, NAMES, source
 from quick import first_quick
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import RandomCrop, Source, mix, per_batch, plan_pipeline, profile_pipeline
+from tfopt.pipelines import RandomCrop, Source, files, mix, per_batch, plan_pipeline, profile_pipeline
 from tfopt.pipelines.inspection import facts
 from tfopt.pipelines.plan import plan_of
 from tfopt.pipelines.sources import parts
@@ -475,3 +475,19 @@ def test_a_plan_from_outside_of_the_processes_is_refused(monkeypatch):
     monkeypatch.setattr(parts, "_place", lambda: (0, 3))
     with pytest.raises(UnsupportedError, match="planned where the mixture is"):
         mix([(NUMBERS["a"], 0.5), (alone, 0.5)], batch_size=9)
+
+
+def test_one_label_stands_for_one_class(tmp_path):
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        (tmp_path / path).write_text("contents")
+
+    def named(*labels, classes=None):
+        return files(paths, labels, classes=classes)
+
+    animals = named("cat", "dog")
+    options = {"batch_size": 2, "transform": lambda contents, label: label}
+    with pytest.raises(PipelineError, match=r"label 0 for 'cat' in 2 files.* and for 'cow' in .*same `classes`"):
+        mix([(animals, 1), (plan_pipeline(named("dog", "cow"), **options), 1)], **options)
+    for other in (named("cat", "dog"), named("cat", "cow", classes=["cat", "dog", "cow"]), np.arange(2, dtype="int32")):
+        mix([(animals, 1), (other, 1)], **options | {"transform": lambda *parts: parts[-1]})
