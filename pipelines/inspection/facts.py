@@ -6,7 +6,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.inspection.sample import MEASURED, SAMPLED, Sample, ShapeCheck, open_source, take_sample
+from tfopt.pipelines.inspection.sample import (
+    MEASURED,
+    SAMPLED,
+    Sample,
+    ShapeCheck,
+    expect_same_again,
+    open_source,
+    take_sample,
+)
 from tfopt.pipelines.inspection.tracing import Traced, trace
 from tfopt.pipelines.service.client import refuse_unserved
 from tfopt.pipelines.shared.elements import expect_lengths, expect_paddable, is_static
@@ -67,13 +75,16 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     whole, raw, count, infinite = open_source(source, MEASURED if options.bucket else SAMPLED)
     traced = trace(source, options, raw)
     in_source = find_in_dataset(whole) + traced.in_decode
+    divided = "each time, for `split`" if options.split is not None else ""
     if part is not None and options.service is None:
-        expect_one_order(source, in_source, "in each of several processes, which divide it")
-    if options.split is not None:
-        expect_one_order(source, in_source, "each time, for `split`")
+        divided = "in each of several processes, which divide it"
+    if divided:
+        expect_one_order(source, in_source, divided)
     refuse_draws(options, in_source, traced.in_transform, traced.in_augment)
     _expect_batches(options, traced)
     sample = take_sample(source, options, traced)
+    if divided and any(found.kind == "opaque" for found in in_source):  # only reading tells what Python returns
+        expect_same_again(source, traced, sample, divided)
     if options.service is not None:
         sent = count if part is None else part.whole  # a process sends all its arrays, whatever it reads of them
         refuse_unserved(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.inspection.tracing import Traced
 from tfopt.pipelines.shared.elements import apply, first_line, in_single_examples, size_bytes, without_autograph
 from tfopt.pipelines.shared.options import PipelineOptions
@@ -131,6 +131,20 @@ def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sam
         decode_seconds=decoded.seconds,
         transform_seconds=max(0.0, examples.seconds - decoded.seconds),
     )
+
+
+def expect_same_again(source: Source, traced: Traced, sample: Sample, where: str) -> None:
+    """Refuses to divide a source by position whose sampled elements are others when they are read again.
+
+    Raises:
+        UnsupportedError: If they are.
+    """
+    if _read(source, traced)[2] != sample.digest:
+        raise UnsupportedError(
+            f"Expected a source that has the same order {where}. Found others among the first {len(sample.names)} "
+            f"elements of {source.name} when they were read again: some examples would be in both parts, and others in "
+            "neither. What to do: let its function return the same each time, and leave the order to `shuffle`."
+        )
 
 
 def _read(source: Source, traced: Traced) -> tuple[list[str], list[int], str]:

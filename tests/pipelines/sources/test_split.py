@@ -118,6 +118,11 @@ class Shuffled:
         return iter(np.random.permutation(40).tolist())
 
 
+def generated():
+    numbers = tf.data.Dataset.from_generator(lambda: iter(Shuffled()), output_signature=tf.TensorSpec((), tf.int64))
+    return numbers.apply(tf.data.experimental.assert_cardinality(40))
+
+
 def documents():
     return tokens(tf.data.Dataset.range(40).shuffle(40).map(lambda number: tf.repeat(number, 2)))
 
@@ -132,6 +137,7 @@ def documents():
             "ParallelMapDatasetV2",
         ),
         (sampled, {}, r"Dataset\.random"),
+        (generated, {}, "others among the first 20 elements of dataset when they were read again"),
         (lambda: loader(Shuffled(), batched=False), {}, "Shuffled, which decides what it yields"),
         (documents, {"pad": "batch"}, r"Dataset\.shuffle in the documents"),
         (documents, {"pack": 8}, r"Dataset\.shuffle in the documents"),
