@@ -130,7 +130,8 @@ def pad_batch(batch: Any, batch_size: int) -> Any:
         float32, shape (batch_size,); given weights, of shape (batch_size, ...), are multiplied.
 
     Raises:
-        ValueError: If no weights are given, and the loss may have several values per example.
+        ValueError: If no weights are given, and the loss may have several values per example; or there are more
+            examples.
 
     Example:
         >>> x, y, weight = pad_batch((tf.constant([1, 2, 3]), tf.constant([0, 1, 0])), 4)
@@ -142,7 +143,7 @@ def pad_batch(batch: Any, batch_size: int) -> Any:
             _expect_one_loss(target, batch_size)
     flat = tf.nest.flatten(batch)
     # Where the size is known, without a branch: XLA on a GPU gets the shape of uint8 wrong that comes out of one.
-    count = flat[0].shape[0] or tf.shape(flat[0])[0]
+    count = _at_most(batch_size, flat[0].shape[0] or tf.shape(flat[0])[0])
     rows = tf.range(batch_size)
 
     def repeated() -> list[Any]:
@@ -176,6 +177,20 @@ def _expect_one_loss(target: Any, batch_size: int) -> None:
             "sample_weight) from `transform`: weight tf.ones(()) for one loss an example, tf.ones((steps,)) for one a "
             "step; or pass remainder='keep' or 'drop'."
         )
+
+
+def _at_most(batch_size: int, count: Any) -> Any:
+    """Returns the number of examples in a batch; fails, in a graph when it runs, if a function has added some."""
+    text = (
+        f"Expected an `augment` that returns no more than the {batch_size} examples of a batch, for remainder='pad'. "
+        "Found {}, of which padding would leave out some. Pass remainder='keep' or 'drop'."
+    )
+    if isinstance(count, int):
+        if count > batch_size:
+            raise ValueError(text.format(count))
+        return count
+    with tf.control_dependencies([tf.debugging.Assert(count <= batch_size, [tf.strings.format(text, count)])]):
+        return tf.identity(count)
 
 
 def _weighed(own: Any, weight: Any) -> Any:

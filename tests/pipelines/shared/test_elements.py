@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick import first_quick
 
+from tfopt.pipelines import build_pipeline, per_batch
 from tfopt.pipelines.shared.elements import expect_paddable, pad_batch
 from tfopt.pipelines.stages.batch_stages import PADDING_NOTE
 
@@ -322,3 +323,15 @@ def test_weights_would_be_taken_for_those_of_steps():
     assert loss_of(wrong) != pytest.approx(loss_of(batch), rel=1e-3)
     weighed = (*batch, tf.ones((5, BATCH)))
     assert loss_of(pad_batch(weighed, BATCH)) == pytest.approx(loss_of(weighed), rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [8, 10])  # static, and with a smaller last batch
+def test_a_function_that_adds_examples_is_refused(count):
+    """Else padding would cut each batch to the size of those before."""
+
+    def twice(x, y):
+        return tf.concat([x, -x], 0), tf.concat([y, y], 0)
+
+    data = np.arange(count, dtype="float32"), np.arange(count)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"no more than the 4 examples.*Found 8"):
+        list(build_pipeline(data, batch_size=4, augment=per_batch(twice), remainder="pad"))
