@@ -67,9 +67,9 @@ def _unchecked(given: Any) -> Source:
         return _at_path(os.fspath(given))
     if isinstance(given, list | tuple) and given and all(isinstance(item, str | os.PathLike) for item in given):
         return records(given)
-    if isinstance(given, tf.RaggedTensor) or _are_documents(given):
+    if (isinstance(given, tf.RaggedTensor) and given.dtype.is_integer) or _are_documents(given):
         return tokens(given)
-    if isinstance(given, np.ndarray | tf.Tensor | tuple | dict):
+    if isinstance(given, np.ndarray | tf.Tensor | tf.RaggedTensor | tuple | dict):
         return arrays(given)
     raise TypeError(
         "Expected a source: a tfopt.pipelines.Source, arrays or tuples and dicts of arrays, a tf.data.Dataset of "

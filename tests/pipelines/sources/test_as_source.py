@@ -46,6 +46,13 @@ def test_arrays_of_texts_are_arrays(tmp_path):
     assert as_source({"x": np.zeros(3)}).name == "arrays"
 
 
+def test_ragged_integers_are_documents_and_others_are_arrays():
+    assert as_source(tf.ragged.constant([[1, 2], [3]])).name == "tokens"
+    signals = tf.ragged.constant([[1.5, 2.5], [3.5]])
+    (found,) = build_pipeline(signals, batch_size=2, training=False, pad="batch")
+    assert found.numpy().tolist() == [[1.5, 2.5], [3.5, 0.0]]
+
+
 @pytest.mark.parametrize("ending", [".h5", ".hdf5"])
 def test_an_hdf5_file_of_one_dataset(tmp_path, ending):
     path = tmp_path / f"data{ending}"
