@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.seeding import renumbered, sequence
 from tfopt.pipelines.sources.source import Source, expect_lasting
@@ -19,7 +19,7 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
 
     Raises:
         PipelineError: If the number of examples is unknown, or either part would be empty.
-        UnsupportedError: If the examples may be others the next time.
+        UnsupportedError: If the examples may be others the next time, or come several times.
     """
     expect_lasting(source, "each time, for `split`")
     count = source.count if source.count is not None else int(source.dataset().cardinality())
@@ -29,6 +29,7 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
             "endless. What to do: apply tf.data.experimental.assert_cardinality(number), or give your own Source a "
             "`count`."
         )
+    _expect_each_once(source)
     kept = round(split * count)
     if not 0 < kept < count:
         raise PipelineError(
@@ -43,6 +44,17 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
     checked = None if source.checked is None else lambda on_bad_file: made  # that of the source would give all of it
     made: Source = replace(part, note="; ".join(filter(None, (source.note, note))), checked=checked)
     return made
+
+
+def _expect_each_once(source: Source) -> None:
+    stage = source.dataset()
+    while len(inputs := stage._inputs()) == 1:
+        if type(stage).__name__ == "_RepeatDataset":
+            raise UnsupportedError(
+                f"Expected each example once for `split`. Found Dataset.repeat in {source.name}: copies of one example "
+                "would be in both parts. What to do: take it out; each iteration of the pipeline reads all examples."
+            )
+        stage = inputs[0]
 
 
 def _only(source: Source, chosen: Any, count: int) -> Source:

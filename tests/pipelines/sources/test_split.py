@@ -90,6 +90,7 @@ def test_a_cache_on_disk_holds_one_part_only(tmp_path):
         (tf.data.Dataset.range(9).filter(lambda number: True), 0.5, PipelineError, "assert_cardinality"),
         (tf.data.Dataset.range(9).repeat(), 0.5, PipelineError, "unknown or endless"),
         (tf.data.Dataset.range(9).shuffle(9), 0.5, UnsupportedError, "the same order each time, for `split`"),
+        (tf.data.Dataset.range(9).repeat(2).map(tf.abs), 0.5, UnsupportedError, "each example once for `split`"),
     ],
 )
 def test_what_cannot_be_split(source, split, error, found):
