@@ -21,12 +21,12 @@ _READERS = ("evaluate", "predict", "save", "save_weights", "export")
 
 
 class LocalSteps(keras.callbacks.Callback):
-    """Lets each replica take several steps by itself between synchronisations (local SGD, DiLoCo).
+    """Lets each replica take several steps on its own between synchronisations (local SGD, DiLoCo).
 
     Use it if steps wait for a slow network. It is **a different training algorithm**, with a different result: each
     replica updates its own weights with its own gradients, and after `every` steps all take the mean of their weights.
-    Compare the loss with that of a training without it. With `every=1`, SGD without momentum and equal batches, it is
-    the same training.
+    Compare the loss with that of a run without it. With `every=1`, SGD without momentum and equal batches, it is the
+    same training.
 
     The optimizer's state (moments, averages of weights, accumulated gradients) stays each replica's own within an
     epoch. Before an epoch ends, and before `evaluate`, `predict`, `save`, `save_weights` and `export`, a round ends
@@ -39,7 +39,7 @@ class LocalSteps(keras.callbacks.Callback):
 
     Args:
         every: Steps in a round. Default 8.
-        outer: Any of keras.optimizers but LossScaleOptimizer. Default None: the mean.
+        outer: Any Keras optimizer but LossScaleOptimizer. Default None: the mean.
 
     Raises:
         TypeError: If `every` is not an integer, or `outer` not an optimizer.

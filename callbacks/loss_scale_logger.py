@@ -31,7 +31,7 @@ class LossScaleLogger(keras.callbacks.Callback):
     In `logs`, and so in Keras' history and later loggers: `loss_scale` at the epoch's end, `skipped_steps` and
     `loss_scale_growths` of the epoch. In files (`loss_scale.csv`, `loss_scale.jsonl`): a row per epoch and optimizer
     that scales the loss. No step waits for it: the optimizers are read when an epoch begins and ends, and the counts
-    follow from the applied steps and the change of the scale. Counts that do not follow are left out (null in files).
+    follow from the applied steps and the change of the scale. Unknown counts are left out (null in files).
 
     Args:
         log_dir: Folder for the files. Default None: only epoch logs.

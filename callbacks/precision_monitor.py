@@ -65,9 +65,9 @@ class PrecisionMonitor(keras.callbacks.Callback):
     whatever `check` does not pass, of a layer whose own error has become 4 times that of the first comparison, and of
     variables such as moving averages that do not move as in float32.
 
-    Training stays the same, bit for bit. Comparisons take at most 1 % of the time: if they would take more, they are
-    made less often, and `str` says how often. Tracing happens once, takes as long as for `check`, and does not count
-    towards that share. The comparison needs about three times the memory of a float32 step on the batch.
+    Training stays the same, bit for bit. Comparisons take at most 1 % of the time: if they would take more, they become
+    rarer, and `str` says how rare. Tracing happens once, takes as long as for `check`, and does not count towards that
+    share. The comparison needs about three times the memory of a float32 step on the batch.
 
     Epochs with a comparison add to `logs`, and so to Keras' history and later loggers: `precision_own_error_percent`,
     `precision_loss_drift_percent` and `precision_monitor_percent`, the share of the time.

@@ -43,13 +43,13 @@ class PrometheusExporter(keras.callbacks.Callback):
     Use the file where node_exporter runs (its textfile collector), and the port where Prometheus reaches the machine.
     Readings have Prometheus' names and base units, and the GPU as labels:
     `tfopt_gpu_utilization_ratio{gpu="0",uuid="GPU-…"}`. docs/callbacks.md lists the metrics. What is unknown has no
-    sample. A file that cannot be written and a port that is taken are reported once, and the training goes on.
+    sample. A file that cannot be written or a port that is taken is reported once, and training continues.
 
     Args:
         textfile: The file, ending in ".prom", in node_exporter's folder; replaced atomically. Each process needs its
             own.
         port: The port to listen on, in place of `textfile`; 0 for any free one.
-        host: The address to listen on. Default: only this machine can connect; "0.0.0.0": everybody can.
+        host: The address to listen on. Default: only this machine can connect; "0.0.0.0": anyone can.
         interval_seconds: Shortest time between two writes of the file. Default 15, the scrape interval in Prometheus'
             example configuration.
         clock: Seconds, monotonic.

@@ -34,15 +34,14 @@ _WAIT_SECONDS = 30.0
 
 
 class ReportWriter(keras.callbacks.Callback):
-    """Writes a page about the training: what the hardware did, how fast it went, and what held it back.
+    """Writes an HTML page about the training: what the hardware did, how fast it went, and what held it back.
 
-    Use it to see why a training is slow, and to send that to a colleague. The page is one self-contained HTML file,
-    with a verdict, the curves of loss and metrics, charts of the hardware over time, the epochs with their logs, and
-    the environment. It shows compilations and alerts if a `CompilationLogger` and `UtilizationAlert`s are in fit's
-    list.
+    Use it to see why a training is slow, and to send that to a colleague. The page is one self-contained file, with a
+    verdict, the curves of loss and metrics, charts of the hardware over time, the epochs with their logs, and the
+    environment. It shows compilations and alerts if a `CompilationLogger` and `UtilizationAlert`s are in fit's list.
 
     A background thread writes it at the end of `fit`, about every five minutes before, and soon after an exception,
-    Ctrl-C or SIGTERM. A page that cannot be written is reported once, and the training goes on.
+    Ctrl-C or SIGTERM. A page that cannot be written is reported once, and training continues.
 
     Args:
         path: The page, such as "report.html". Its folder is created if missing. With several workers (TF_CONFIG) each

@@ -26,15 +26,15 @@ class StepProfiler(keras.callbacks.Callback):
     condenses it. (Keras' `TensorBoard(profile_batch=…)` marks steps in a way that XProf ignores: "No step time
     measured".)
 
-    A trace begins at a step, after a time, or when `request` is called, as by an alert. After the last traced step, fit
-    waits until the device is done and recording has stopped. A thread then writes the trace, in seconds to a minute;
-    fit waits for it only at its end, 30 s at most.
+    A trace begins at a step, after a time, or when `request` is called, as by an alert. After the last traced step,
+    `fit` waits until the device is done and recording has stopped. A thread then writes the trace, in seconds to a
+    minute; `fit` waits for it only at its end, for at most 30 s.
 
     Args:
         log_dir: Folder for the trace, created if missing.
         start_step: How many steps of the fit run before the trace. Default 10: the first ones trace and compile. None:
             no step starts a trace.
-        steps: Steps in a trace. Default 10, which may take 100 MB with large steps.
+        steps: Steps in a trace. Default 10, which may take 100 MB if steps are large.
         start_after_seconds: Time from the beginning of fit to a trace. Default None: never.
         clock: Seconds, monotonic.
 

@@ -39,20 +39,21 @@ class ThroughputLogger(keras.callbacks.Callback):
     """Logs step time, examples per second, input wait, model FLOPs and the time left of `model.fit`.
 
     Use it to see how fast a training is and whether its input holds it back. docs/callbacks.md lists every key with its
-    unit, source and limits. The first step, which traces and compiles, is reported apart. What is unknown is left out.
+    unit, source and limits. The first step, which traces and compiles, is reported separately. What is unknown is left
+    out.
 
     In `logs`, and so in Keras' history and later loggers, the figures of each epoch. In files (`throughput.csv`,
     `throughput.jsonl`), a row after every `window_steps` steps or, if these take longer, after a minute, and one for
     the rest at the end.
 
-    A loop of your own may call it through `keras.callbacks.CallbackList`, or by itself: `on_train_batch_end` suffices.
+    Your own loop may call it through `keras.callbacks.CallbackList` or directly: `on_train_batch_end` suffices.
 
     Args:
         log_dir: Folder for the files. Default None: only epoch logs.
         window_steps: Most steps per row. Default 100.
         formats: Which files: "csv", "jsonl", "tensorboard".
-        examples_per_step: Examples in the batches of all replicas. Default None: Keras counts them in `fit`; a loop of
-            your own has to say.
+        examples_per_step: Examples in the batches of all replicas. Default None: Keras counts them in `fit`; your own
+            loop must pass it.
         show: Which of the epoch's figures the progress bar prints. None: all.
         tokens_per_example: Gives `tokens_per_second`. Default None: no such figure.
         flops_per_example: FLOPs of a training step on one example, a multiply-add being two. Default None: counted in

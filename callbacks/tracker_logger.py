@@ -35,7 +35,7 @@ class TrackerLogger(keras.callbacks.Callback):
 
     Args:
         tracker: Its `log` is called as `log(values, step=step)`, in its own thread; as `log(values)`, with the step
-            among the values, if it has a method `define_metric`. While it hangs, 64 logs wait and the rest is dropped.
+            among the values, if it has a method `define_metric`. While it hangs, 64 logs wait and the rest are dropped.
         interval_seconds: Time between readings. Default 10, which a week of training turns into 60,000 points.
         clock: Seconds, monotonic.
 

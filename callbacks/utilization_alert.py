@@ -61,15 +61,15 @@ class Alert:
 class UtilizationAlert(keras.callbacks.Callback):
     """Warns, stops or calls a function when a metric is beyond a bound for a while, and names the likely cause.
 
-    Use it for trainings that nobody watches: for a GPU that idles, steps that slow down, memory that fills up, a
-    training that hangs. GPU metrics are judged separately for each GPU that TensorFlow may use. The time counts from
-    the end of the first step, which traces and compiles, and includes validation and the time between epochs. After an
-    alert, the next one needs the metric to have been back within its bound, by a margin, for as long.
+    Use it for training that nobody watches: for a GPU that idles, steps that slow down, memory that fills up, or a
+    `fit` that hangs. GPU metrics are judged separately for each GPU that TensorFlow may use. The time counts from the
+    end of the first step, which traces and compiles, and includes validation and the time between epochs. After an
+    alert, the metric must first be back within its bound, by a margin, for as long before the next one.
 
     Args:
         metric: A number of `tfopt.hardware.GpuSample`, one of `ThroughputLogger` (`step_time_ms`,
             `examples_per_second`, `input_wait_percent`, `mfu_percent`, …), or "seconds_since_step", how long no step of
-            training or validation has ended. That one is also judged in the first step, with five times the bound.
+            training or validation has ended. The latter is also judged in the first step, with five times the bound.
         below: Lower bound, in the metric's unit. Default 50 for "gpu_utilization_percent" and "sm_active_percent",
             required for other metrics unless `above` is given.
         above: Upper bound, in place of `below`.

@@ -51,7 +51,7 @@ _LOGGED = (
 
 
 class UtilizationLogger(keras.callbacks.Callback):
-    """Logs what each GPU and the host do during `model.fit`: rows at regular times, and figures per epoch.
+    """Logs what each GPU and the host do during `model.fit`: rows at regular intervals, and figures per epoch.
 
     A thread samples the GPUs this process may use and the host; without a GPU, the host alone. Errors never end a
     training. docs/callbacks.md lists every key with its unit and source.
