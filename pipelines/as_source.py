@@ -94,11 +94,11 @@ def _remedy(given: Any) -> str:
 def dataset(examples: Any) -> Source:
     """Returns a dataset of single examples as a source.
 
-    Use it for what the other sources do not read. Leave shuffling, batching and prefetching to the pipeline.
+    Use it for data that no other source reads. Leave shuffling, batching and prefetching to the pipeline.
 
     Args:
-        examples: A `tf.data.Dataset` whose elements are examples, not batches. If its cardinality is unknown but you
-            know it, apply `tf.data.experimental.assert_cardinality` first.
+        examples: A `tf.data.Dataset` whose elements are examples, not batches. If its cardinality is unknown to
+            TensorFlow but known to you, apply `tf.data.experimental.assert_cardinality` first.
 
     Raises:
         TypeError: If `examples` is not a dataset.

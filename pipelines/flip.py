@@ -23,11 +23,11 @@ _AXES = {"vertical": 0, "horizontal": 1}  # of (height, width, channels)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RandomFlip:
-    """Mirrors the image of an example, and what lies on it, at random, half of the time: pass it as `augment` to train.
+    """Mirrors half of the images at random, with their masks and boxes: pass it as `augment` to train.
 
     The image is the first item of a tuple, or "image" of a dict, decoded, of shape (height, width, channels). Boxes, of
-    shape (..., 4) and any number, are normalised: (ymin, xmin, ymax, xmax) in parts of the image; those without area,
-    such as padding, stay as they are.
+    shape (..., 4) and any number, are normalised: (ymin, xmin, ymax, xmax) as fractions of the image; those with zero
+    area, such as padding, stay as they are.
 
     Args:
         flip_with: Masks, further images and boxes that are flipped with the image, named as for `crop_with`. A part

@@ -36,20 +36,20 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
     """Plans a pipeline whose examples come from several sources or plans, in fixed proportions.
 
     Use it to train on several data sets at once, each with a transform, cache, augment and shuffle of its own. The
-    parts take turns in a fixed order: of any n neighbouring examples, each of two parts has its share of n, rounded up
-    or down, and each of three or more to within four examples. Of the first n, these are half an example and two.
-    The examples are not shuffled again, since the parts are.
+    parts take turns in a fixed order: among any n consecutive examples, each of two parts has its share of n, rounded
+    up or down; each of three or more is off by less than four examples. (Among the first n: half an example, and two.)
+    The mixture is not shuffled again, since the parts are.
 
     Args:
         parts: Pairs of a part and its weight, a positive number; shares are weights divided by their sum. A part is a
             plan that `plan_pipeline` made, or what it takes for a source. Of a plan, the stages up to the batch are
             mixed; its `batch_size`, `pad`, `bucket`, `remainder`, `prefetch` and `device` are not used.
-        stop: When an epoch ends. "first": when a part whose turn it is has no example left. "all": when each part has
-            been read whole at least once; the shorter ones are read again, in a new order each time.
+        stop: When an epoch ends. "first": when it is the turn of a part that has no examples left. "all": when each
+            part has been read whole at least once; the shorter ones are read again, in a new order each time.
         **options: Those of `plan_pipeline`. `batch_size`, `pad`, `bucket`, `remainder`, `prefetch` and `device` hold
             for the mixture; `augment` is called with mixed examples, after that of each part, or with mixed batches
-            (`per_batch`). The others hold for the parts that are no plans. `seed` gives each part a seed of its own,
-            except those that bring one.
+            (`per_batch`). The others hold for the parts that are not plans. `seed` gives each part its own seed, except
+            plans that have one.
 
     Returns:
         The plan. It has everything that one of `plan_pipeline` has, `at` included.

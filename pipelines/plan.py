@@ -33,7 +33,7 @@ _RENAMED = {"drop_remainder": 'remainder="drop" or remainder="keep"', "validatio
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PipelinePlan(Shown):
-    """A pipeline that is decided and not yet built. Made by `plan_pipeline`.
+    """A pipeline whose stages are decided but not built yet, made by `plan_pipeline`.
 
     Example:
         >>> import numpy as np
@@ -183,7 +183,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     """Plans an input pipeline; `str()` of the plan says what it does and why, `build()` makes it.
 
     Use it to see the decisions before `build_pipeline` makes them. It reads, decodes and transforms up to 32 examples,
-    so that what could not be trained on fails here.
+    so that bad data fails here rather than in training.
 
     Stages: read, decode, crop, `transform`, cache, shuffle, `augment`, batch, prefetch, copy to the device. A random
     crop, and the `transform` after it, follow the cache. Without a cache, the shuffle comes where elements are
@@ -213,28 +213,27 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             half of its free memory; batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap`
             finds them there too, in up to a quarter of the GPU's free memory, and a plain `fit` works as well.
         cache_after: "decode" caches before `transform`, "transform" after it; "auto" chooses.
-        cache_key: Stands in the key of a cache on disk for what cannot be fingerprinted. Change it whenever the
+        cache_key: Replaces, in the key of a cache on disk, what cannot be fingerprinted. Change it whenever the
             examples would change.
         cache_limit_gib: What all caches in the folder may take together, in GiB; a new one replaces the least recently
             used. Default: limited by the disk alone.
         shuffle: Default: True when training.
         seed: Makes elements, their order and their augmentation the same on every run, regardless of parallelism and
             `tf.random.set_seed`, and different in each epoch. Default: random.
-        split: A share of the examples to validate on, such as 0.1: training=True takes the others, training=False
-            these. Drawn at random, the same whatever the other options, before anything is shuffled.
+        split: The share of examples to validate on, such as 0.1: training=False takes them, training=True the others.
+            Drawn at random before anything is shuffled; the same for all values of the other options.
         pack: Tokens in a row, for documents of tokens: they are packed into rows, each token once, and an example is
             ({"tokens", "segments", "positions"}, labels, weights), (pack,) each. Segments number the documents of a row
-            from 1, positions the tokens of each from 0; labels are the next tokens. Weights are 0, as labels and
-            segments are, behind the last document, and for the last token of each, which has no next one.
+            from 1, positions the tokens of each from 0; labels are the next tokens. Weights are 0 for padding, as
+            labels and segments are, and for the last token of each document, which has no next one.
         pad: "batch" pads examples of different shapes with zeros to the largest of their batch. Default: examples of
             different shapes are refused.
-        bucket: Brings examples of similar length, their first axis, together, and pads each batch to one of at most
-            eight lengths, so that XLA compiles as often at most. Which examples meet follows from the shuffle. Implies
-            pad="batch".
+        bucket: Groups examples of similar length (their first axis), and pads each batch to one of at most eight
+            lengths, so that XLA compiles at most eight times. The groups depend on the shuffle. Implies pad="batch".
         remainder: "drop" leaves out the examples that do not fill a batch, "keep" makes a smaller last batch, "pad"
             fills it and returns sample weights that keep loss and gradients those of the smaller one. Default: "drop"
-            when training on examples that are shuffled as a whole, so that each epoch leaves out others, of at most
-            5 %; else "keep".
+            when training on examples that are shuffled as a whole, if at most 5 % are left out (different ones in each
+            epoch); else "keep".
         prefetch: Batches prepared ahead; "auto" leaves it to tf.data.
         device: Where batches are copied to ahead of use: "auto" for the GPU if there is one, a device's name, or None.
             With cache="device", where the examples are kept.

@@ -33,10 +33,10 @@ _STAMPS = "stamps.jsonl"
 def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = None) -> Any:
     """Copies remote files to a local disk, once, and returns the paths of the copies, for any source.
 
-    Use it for data in object stores, on web servers and on network disks. It lists once, fetches 64 files at a time,
-    and repeats requests that fail, stall or come short. A file appears once it is whole. Later calls fetch what is new
-    or has changed, and remove what is gone from a folder. Processes of one machine share the copies: one fetches, and
-    the others wait for it.
+    Use it for data in object stores, on web servers and on network disks. It lists once, sends up to 64 requests at a
+    time, and repeats requests that fail, stall or are cut short. A file appears once it is whole. Later calls fetch
+    what is new or has changed, and remove what is gone from a folder. Processes of one machine share the copies: one
+    fetches, and the others wait for it.
 
     Needs fsspec and its package for the protocol: `pip install 'tfopt[remote]' s3fs` for "s3://", `gcsfs` for "gs://",
     `adlfs` for "az://", `aiohttp` for "https://". Credentials are those of these packages, from the environment or
@@ -54,7 +54,7 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
     Raises:
         TypeError: If `paths` is not a URL or a list of them.
         PipelineError: If fsspec or its package is missing, nothing is found or matches, a folder cannot be listed, a
-            file cannot be fetched or changes meanwhile, two would have one place, or the disk is too small.
+            file cannot be fetched or changes meanwhile, two would have the same path, or the disk is too small.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline, fetch

@@ -21,7 +21,7 @@ from tfopt.pipelines.sources.source import Source, common_length
 def files(paths: Any, labels: Any = None, *, classes: Sequence[str] | None = None) -> Source:
     """Returns files as a source of `(contents, label)`, or of `(contents, name)` without labels.
 
-    Use it for what no other source decodes, such as sound: `transform` decodes the contents.
+    Use it for formats that no other source decodes, such as sound: decode the contents in `transform`.
 
     Args:
         paths: A sequence of paths of local files.

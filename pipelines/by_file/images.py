@@ -99,8 +99,8 @@ def images(
 def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
     """Decodes every file of a folder of images, and reports those that do not decode.
 
-    A JPEG has no checksum: bytes altered inside it mostly decode, to wrong pixels. Of every format, a file that is cut
-    is found.
+    A JPEG has no checksum: altered bytes inside it mostly decode to wrong pixels, unnoticed. Cut files of every format
+    are found.
 
     Args:
         source: What `images` or `images_with_masks` returned, or a folder that `images` takes.

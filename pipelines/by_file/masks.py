@@ -27,9 +27,9 @@ _CONVERT = (
 
 
 def images_with_masks(files: Any, *, column: str | None = None, mask: str | None = None) -> Source:
-    """Returns images with masks of their size as a source of `(image, mask)`, for segmentation.
+    """Returns images with masks of the same size as a source of `(image, mask)`, for segmentation.
 
-    `crop` with `crop_with="1"` and `RandomFlip("1")` move both alike.
+    `crop` with `crop_with="1"`, and `RandomFlip("1")`, move image and mask together.
 
     Args:
         files: A list of pairs, the path of an image and that of its mask; or `(images, masks)`, paths of both; or a

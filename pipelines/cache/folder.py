@@ -123,7 +123,7 @@ def clear_cache(
 ) -> int:
     """Removes caches that pipelines have written, the least recently used first, and what killed writers left.
 
-    A pipeline that uses one of them goes on: it reads its source again and rewrites the cache. Caches being written
+    A pipeline that uses one of them continues: it reads its source again and rewrites the cache. Caches being written
     stay.
 
     Args:

@@ -45,8 +45,9 @@ class StageFunction:
 def per_batch(function: Callable[..., Any]) -> StageFunction:
     """Marks a function of `augment` or `transform` that takes a whole batch instead of one example.
 
-    In `augment` it sees the batches that are trained on, such as MixUp needs. In `transform` it must treat each example
-    by itself, since a batch may be any number of them; for small examples that is many times as fast as one by one.
+    In `augment` it gets the batches that are trained on, as MixUp needs. In `transform` it must treat each example
+    independently, since a batch may hold any number of them; for small examples that is many times as fast as one by
+    one.
 
     Args:
         function: Takes a batch, called as `Dataset.map` calls its function; in `augment` a keyword `seed` gets a seed
