@@ -20,14 +20,15 @@ def accumulate(model: keras.Model, steps: int) -> int:
     """Updates a model once for several batches, with the gradient that one batch of all their examples would have.
 
     Use it to train with a larger batch than fits into memory. The weights are those of the large batch up to rounding,
-    with these differences: layers that look at a whole batch, such as BatchNormalization, see each batch by itself,
-    dropout draws other masks, and embeddings sum the gradients of an id before they are clipped or squared.
+    with these differences: layers that look at a whole batch, such as BatchNormalization, see each batch separately,
+    dropout draws different masks, and embeddings sum the gradients of an id before they are clipped or squared.
 
     Examples weigh equally, also in a smaller last batch; so do positions under a mask, and sample weights in a loss
     that divides by them. Clipping and loss scaling act on the mean gradient, and an overflow in one batch skips the
     whole update. Weight decay, constraints, averages of the weights, `optimizer.iterations` and learning-rate schedules
     move once per update. An epoch of `fit` ends with an update of the batches that are left; a `fit` that fails or is
-    interrupted drops them. `train_on_batch` goes on with an open round; another call of `accumulate` ends it.
+    interrupted drops them. `train_on_batch` continues an open round (the batches of one update); another call of
+    `accumulate` ends it.
 
     The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation; call it
     again on a loaded one, on a clone, and after `compile`. Batches of an open round are not saved. It takes over from
@@ -47,10 +48,10 @@ def accumulate(model: keras.Model, steps: int) -> int:
         ValueError: If the model is not compiled with an optimizer, or `steps` is not from 1 to 2**31 - 1.
         tfopt.errors.UnsupportedError: If tfopt's repairs do not know this version of Keras. In the first step: if a
             loss is a sum, or is computed from a whole batch (Dice, Tversky, Circle), or is one number while there are
-            sample weights; if it divides by a mask or by sample weights and is not the only one; if a train_step is
-            a tf.function, or does not call `model.optimizer.apply` (or `apply_gradients`) once; if the model has a
-            second optimizer, or another train_step since, or has been compiled again; or with `LocalSteps`. If another
-            model, or a loop of your own, uses the optimizer.
+            sample weights; if it divides by a mask or by sample weights and is not the only one; if a train_step is a
+            tf.function, or does not call `model.optimizer.apply` (or `apply_gradients`) once; if the model has a second
+            optimizer, or another train_step since, or has been compiled again; if another model or your own loop uses
+            the optimizer; or with `LocalSteps`.
 
     Example:
         >>> tfopt.batch.accumulate(model, 4)

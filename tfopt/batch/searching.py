@@ -185,12 +185,12 @@ def find(
 
     Batch sizes are tried by real training steps. They double from 8 up to what fits the memory by
     `tfopt.memory.estimate`; then the gaps that matter are halved, in multiples of 8 and down to 1 % of the size. The
-    trials run in a process of their own, which may be killed or hang without harm, if the model can be copied there
-    and the GPU's memory allows it. Otherwise they run in this process.
+    trials run in a separate process, which may be killed or hang without harm, if the model can be copied there and the
+    GPU's memory allows it. Otherwise they run in this process.
 
     The model comes back unchanged, bit for bit: weights, optimizer, metrics, seeds and compile settings. A model that
-    is not built yet is built. A shuffled dataset keeps its order; what a generator has yielded is gone. On a GPU,
-    the peak that `tfopt.memory.usage` reports begins again.
+    is not built yet is built. A shuffled dataset keeps its order; what a generator has yielded is used up. On a GPU,
+    the peak that `tfopt.memory.usage` reports is reset.
 
     Args:
         model: A compiled model on one device.

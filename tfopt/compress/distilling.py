@@ -27,7 +27,7 @@ _ROUNDING = 0.02  # of probabilities in 16 bits
 def distil(
     teacher: keras.Model, student: keras.Model, data: Data, *, weight: float = 1.0, temperature: float = 2.0
 ) -> None:
-    """Has `student.fit` learn from a teacher's outputs beside the labels.
+    """Makes `student.fit` learn from a teacher's outputs as well as from the labels.
 
     Use it to regain the accuracy that a model lost when it was pruned or given cheaper layers, with the original model
     as the teacher. The student's training loss becomes its own plus `weight` times the distance of its outputs from the
@@ -45,7 +45,7 @@ def distil(
         student: A compiled model. Outputs are classes if their loss is Keras' categorical or binary cross-entropy.
         data: One batch `(x, y[, sample_weight])`, or a dataset of them. Both models are tried on the first.
         weight: Weight of the teacher's part of the loss. Default: 1.
-        temperature: Above 1, small probabilities of wrong classes, which tell which classes are alike, count more.
+        temperature: Above 1, the small probabilities of wrong classes, which show which classes are alike, count more.
             Default: 2.
 
     Raises:

@@ -75,16 +75,17 @@ class Quantized(Shown):
 def quantize(model: keras.Model, data: Data, bits: int = 8) -> Quantized:
     """Returns a model whose dense layers and embeddings compute with integers, if that is accurate and faster here.
 
-    Use it on a trained model before it serves. Weights take 8 or 4 bits; with 8, the inputs of dense layers are
-    rounded to 8 bits as well, when they run. This is Keras' own quantization. The outputs may be up to 5 % from the
-    original's, by norm over up to 8 batches of the data; if they are further off, the layers that are least accurate by
-    themselves compute as before. `model` does not change.
+    Use it on a trained model before it serves. Weights take 8 or 4 bits; with 8, the inputs of dense layers are rounded
+    to 8 bits as well, when they run. This is Keras' own quantization. The outputs may be up to 5 % from the original's,
+    by norm over up to 8 batches of the data; if they are further off, the layers that are least accurate on their own
+    compute as before. `model` does not change.
 
     Keras cannot load a `.keras` file in which layers inside attention, wrappers or classes of your own are quantized;
     `model.export` saves such a model for serving.
 
-    Integers are often slower: TensorFlow has fast kernels for them under XLA, if at all. Both models are timed in turn,
-    as they are compiled, and a quantized model that is not faster is refused, since only its file would be smaller.
+    Integers are often slower: if TensorFlow has fast kernels for them at all, they need XLA. Both models are timed in
+    turn, as they are compiled, and a quantized model that is not faster is refused, since only its file would be
+    smaller.
 
     Args:
         model: Built and compiled; Functional, Sequential, or one that can be cloned.

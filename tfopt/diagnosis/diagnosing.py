@@ -60,11 +60,11 @@ def diagnose(
     interleaved with the training as it stands: on a batch that stays in memory, without each callback, with steps
     launched ahead, with XLA or without, in the dtype recommended for the device if `tfopt.precision.check` passes it,
     on a batch twice as large. What pauses a training between steps (validation, callbacks at the end of an epoch,
-    tracing for new shapes) is timed apart.
+    tracing for new shapes) is timed separately.
 
     The model comes back as it was, bit for bit: weights, optimizer, metrics, seeds and compiled functions; so do
-    callbacks, unless they change objects that they only refer to. Keras' and tfopt's callbacks write into a temporary
-    folder meanwhile; yours are run as they are. The data are read from their start about three times `steps` batches an
+    callbacks, except for objects that they only refer to. Meanwhile, Keras' and tfopt's callbacks write to a temporary
+    folder; yours are run as they are. The data are read from their start about three times `steps` batches an
     experiment, for two seconds more if the input proves slow, and seven times whole if an epoch takes less than 1.5 s;
     a generator continues from there afterwards.
 
@@ -79,7 +79,7 @@ def diagnose(
         The causes, each with its cost, evidence and remedy. `print` it, or write a page with `to_html(path)`.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `data` is nothing that `fit` takes.
+        TypeError: If `model` is not a Keras model, or `fit` does not take `data`.
         ValueError: If the model is not compiled, or `steps` is below 5.
         tfopt.errors.PipelineError: If the data are empty.
         tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced, so that not everything

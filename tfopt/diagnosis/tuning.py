@@ -40,11 +40,11 @@ class Tuning(Shown):
     data: Any
     """What to give to `fit`: the data as they were given, or the dataset with its batches made ahead."""
     applied: tuple[str, ...]
-    """What was applied, by the cause that it mends."""
+    """What was applied, by the cause that it removes."""
     refused: tuple[Refused, ...]
     """What was not, each with the reason."""
     tried: tuple[str, ...]
-    """What was tried together, by the cause that it mends; it was applied if that was faster."""
+    """What was tried together, by the cause that it removes; it was applied if that was faster."""
     comparison: Comparison | None
     """The training as it was against all that was tried together; None if nothing was."""
     code: str
@@ -100,11 +100,11 @@ def tune(
     steps: int = 50,
     tolerance: float | None = None,
 ) -> Tuning:
-    """Diagnoses a training, applies what pays, and proves all of it together against the training as it was.
+    """Diagnoses a training, applies what pays, and times all of it together against the training as it was.
 
     Only what computes the same is applied: 16 bits if `tfopt.precision.check` passes them, XLA if `tfopt.xla.explain`
-    finds the same results with it, overlap and prefetching, which change no result. If all of it together is not
-    faster by its interval, nothing is changed. The batch size, the learning rate and the order of the data stay.
+    finds the same results with it, overlap and prefetching, which change no result. If the interval does not show that
+    all of it together is faster, nothing is changed. The batch size, the learning rate and the order of the data stay.
 
     Args:
         model: A compiled model; it is changed in place, and its weights and its training state stay.

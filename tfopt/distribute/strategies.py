@@ -65,7 +65,7 @@ def strategy(kind: str = "auto", *, start_seconds: float = 60.0, check_data: boo
     Call it once, before TensorFlow does anything else, and create and compile the model in its scope. Batch sizes, in
     `fit` and in datasets, are global: for all replicas together. In a cluster it waits until all workers have joined,
     then watches them: if a worker is killed, stops or hangs, the others name it on stderr and exit with code 75 within
-    90 s, so that the scheduler can restart them. If it took other steps than they did, or failed because of its data,
+    90 s, so that the scheduler can restart them. If its steps differed from theirs, or it failed because of its data,
     they exit with 1.
 
     Args:

@@ -38,14 +38,14 @@ _overlapped: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8) -> keras.Model:
     """Makes `fit`, `evaluate` and `predict` of a model launch each step without waiting for the one before.
 
-    Use it on a GPU, before or after `compile`. Batches are copied to the GPU ahead of time, a pipeline's device stage
-    is attached, and a step's logs stay on the device until they are read. Training and logs are the same, bit for bit,
-    with one exception: if Keras does not know the number of batches, and without XLA, it counts one step too many at
-    the end of each epoch (`optimizer.iterations`); here the count is correct.
+    Use it on a GPU, before or after `compile`. Batches are copied to the GPU ahead of time, or made there if a pipeline
+    keeps its examples on the device, and a step's logs stay on the device until they are read. Training and logs are
+    the same, bit for bit, with one exception: if Keras does not know the number of batches, and without XLA, it counts
+    one step too many at the end of each epoch (`optimizer.iterations`); here the count is correct.
 
-    Callbacks find their step's values in `logs` whenever they read them. A callback that reads on every step makes fit
-    wait on every step, and is named in a warning. If you set `train_function` yourself, it is called as before, with
-    Keras' logs. Copies of the model (cloned, loaded, unpickled) are not overlapped.
+    Callbacks find their step's values in `logs` whenever they read them. A callback that reads on every step makes
+    `fit` wait on every step, and is named in a warning. If you set `train_function` yourself, it is called as before,
+    with Keras' logs. Copies of the model (cloned, loaded, unpickled) are not overlapped.
 
     Args:
         model: The model. It may run eagerly, or under a MirroredStrategy, which copies the batches itself.

@@ -57,8 +57,8 @@ class GpuSampler:
     """Samples the GPUs that this process may use, and the host, in a background thread.
 
     Use it around a run to see what the hardware did. Starting, `samples` and `close()` never wait for the driver. If
-    the driver hangs or a GPU falls off the bus, its fields are None, one warning is logged, and sampling goes on. A row
-    waits up to 0.9 s for the driver; while the driver takes longer, the host's rows go on without the GPUs' fields. No
+    the driver hangs or a GPU falls off the bus, its fields are None, one warning is logged, and sampling continues. A
+    row waits up to 0.9 s for the driver; while the driver takes longer, rows continue with the host's fields alone. No
     field is further than that from its row's time.
 
     Args:

@@ -36,8 +36,8 @@ def use_flash_attention(model: keras.Model) -> int:
         model: A model, compiled or not.
 
     Returns:
-        How many layers changed. If that is 0, or none of them can take cuDNN here, as without a GPU, the reason is
-        said once (logger `tfopt`).
+        How many layers changed. If that is 0, or none of them can use cuDNN here, as without a GPU, the reason is
+        logged once (logger `tfopt`).
 
     Raises:
         TypeError: If `model` is not a Keras model.

@@ -33,7 +33,7 @@ _RELIED_ON = ("train_step", "test_step", "compute_loss", "compute_metrics", "_co
 
 
 def chunk_cross_entropy(model: keras.Model, chunks: Chunks = "auto") -> int:
-    """Computes a language model's last product and its loss in pieces, so that all its logits never exist at once.
+    """Computes a language model's last product and its loss in pieces, so that its logits never all exist at once.
 
     Use it before or after `compile` and `fit`, where the logits (tokens × vocabulary) take much of the memory. It
     applies to a model whose one output is a linear `Dense` or a `ReversibleEmbedding` in reverse, compiled with
@@ -52,8 +52,8 @@ def chunk_cross_entropy(model: keras.Model, chunks: Chunks = "auto") -> int:
         chunks: How many pieces. "auto": as many as have 64 MiB of float32 logits each, 8 at most.
 
     Returns:
-        1 if the model changed; 0 if it has that many pieces already, or if it cannot be changed, for a reason that is
-        said once (logger `tfopt`).
+        1 if the model changed; 0 if it has that many pieces already, or cannot be changed; the reason is logged once
+        (logger `tfopt`).
 
     Raises:
         TypeError: If `model` is not a Keras model, or `chunks` is neither an integer nor "auto".

@@ -6,10 +6,10 @@ from keras import ops
 
 
 def segment_mask(segments: Any, *, causal: bool = True) -> Any:
-    """Returns the attention mask of rows that hold several documents: each attends to itself alone.
+    """Returns the attention mask of rows that hold several documents: each attends only to itself.
 
     Pass it as `attention_mask` to `keras.layers.MultiHeadAttention` or `GroupQueryAttention`, for rows that
-    `build_pipeline(..., pack=LENGTH)` makes. `use_flash_attention` takes it over.
+    `build_pipeline(..., pack=LENGTH)` makes. `use_flash_attention` supports it.
 
     Args:
         segments: The document of each position, integers (batch, length); 0 is padding. A symbolic tensor of a

@@ -31,11 +31,11 @@ def prune(
     Use it on a trained model, then train the smaller one: it is faster, and a few epochs regain most of the accuracy
     that it lost. For a large share, `PruningSchedule` prunes while the model trains.
 
-    Each layer loses the same share of its channels; where more than 32 stay, a multiple of 8 stays. What depends on a
-    channel goes with it, through batch norm, additions, concatenations, depthwise convolutions and changes of shape.
-    The smaller model computes exactly what the old one does with zeros in all weights that read those channels. What
-    cannot be cut, such as channels that a LayerNormalization averages over or that a Lambda reads, stays, and `.left`
-    says why.
+    Each layer loses the same share of its channels; where more than 32 stay, their number is a multiple of 8. What
+    depends on a channel goes with it, through batch norm, additions, concatenations, depthwise convolutions and changes
+    of shape. The smaller model computes exactly what the old one does with zeros in all weights that read those
+    channels. What cannot be cut, such as channels that a LayerNormalization averages over or that a Lambda reads,
+    stays, and `.left` says why.
 
     `model` does not change. The smaller one has its layers' names and settings and is compiled alike, with a fresh
     optimizer. Patches of single layers, such as `tfopt.kernels.use_flash_attention` and `tfopt.memory.recompute`, are
@@ -48,9 +48,9 @@ def prune(
         sparsity: The share to remove of each layer's channels and heads, or of each kernel's weights. Default: 0.5.
         structured: Whether to cut channels and heads. If False, the smallest weights of each kernel become zero in a
             model of the same size; TensorFlow computes with them as before, so no time is saved. Default: True.
-        importance: "taylor", by how much the loss of a batch changes, to first order, without a channel, squared and
-            summed over batches, so that smaller batches tell more; or "norm", by the size of the weights that make it.
-            Default: "taylor".
+        importance: "taylor": how much the loss of a batch changes without a channel, to first order, squared and summed
+            over batches, so that smaller batches say more; or "norm": the size of the weights that produce it. Default:
+            "taylor".
 
     Returns:
         The new model, what was cut and what was left, and figures of both models.

@@ -11,11 +11,11 @@ from tfopt.distribute.compression.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Sends a fraction of each gradient: its largest elements, and where they stand (for `compress_gradients`).
+    """Sends a fraction of each gradient: its largest elements, and their positions (for `compress_gradients`).
 
-    What a replica does not send, it adds to its next gradient (error feedback). An element sent takes twice the bytes,
-    and each replica sends it to all others: it pays if the fraction is well below 1 / (number of replicas). Source:
-    Stich et al. 2018, "Sparsified SGD with memory", arXiv:1809.07599.
+    What a replica does not send, it adds to its next gradient (error feedback). Each element sent takes twice the
+    bytes, and each replica sends it to all others, so this pays if the fraction is well below 1 / (number of replicas).
+    Source: Stich et al. 2018, "Sparsified SGD with memory", arXiv:1809.07599.
 
     Args:
         fraction: Above 0, at most 1. At least one element of each weight is sent.
