@@ -68,7 +68,7 @@ def matmul_tflops(
 
 
 def copy_gib_per_second(*, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Measures how fast this device reads and writes its memory: what bounds element-wise work.
+    """Measures how fast this device reads and writes its memory, which limits element-wise work.
 
     Nothing else should run meanwhile. It takes about a second, and 2 GiB of a GPU's memory or 0.5 GiB of a CPU's.
 

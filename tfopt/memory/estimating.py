@@ -43,7 +43,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MemoryEstimate(Shown):
-    """What a training step takes of the device's memory, in MiB, at the moment when it takes most.
+    """The device memory that a training step takes at its peak, in MiB.
 
     It keeps the model, for `total_mib_at` and `largest_batch`.
     """

@@ -90,16 +90,16 @@ def room_mib(gpu: MemoryUsage, own_mib: float) -> float | None:
 
 
 def reset_peak() -> None:
-    """Lets `peak_mib` begin again at what is in use now, on all GPUs."""
+    """Resets `peak_mib` to what is in use now, on all GPUs."""
     for number in range(len(tf.config.list_logical_devices("GPU"))):
         gpu_memory.reset_peak(f"GPU:{number}")
 
 
 def set_growth(enabled: bool = True) -> None:
-    """Lets TensorFlow take memory of the GPUs as it needs it, instead of nearly all at its start.
+    """Makes TensorFlow take GPU memory as it needs it, instead of nearly all when it starts.
 
-    Use it where processes share a GPU. It never gives memory back to the other processes, and what it takes piece by
-    piece may fragment: with `TF_GPU_ALLOCATOR=cuda_malloc_async` in the environment it does not. Without a GPU, it does
+    Use it where processes share a GPU. TensorFlow never gives memory back to other processes, and memory taken piece by
+    piece may fragment, except with `TF_GPU_ALLOCATOR=cuda_malloc_async` in the environment. Without a GPU, this does
     nothing.
 
     Raises:
@@ -117,10 +117,10 @@ def set_growth(enabled: bool = True) -> None:
 
 
 def set_limit(mib: int, *, gpu: int = 0) -> None:
-    """Lets TensorFlow take no more than so much memory of a GPU; it takes that at its start.
+    """Limits how much memory of a GPU TensorFlow takes; it takes that much when it starts.
 
-    Use it where processes share a GPU, or to see whether a training fits a smaller one. CUDA itself takes some hundred
-    MiB more. Without any GPU, it does nothing.
+    Use it where processes share a GPU, or to see whether a training fits a smaller one. CUDA itself takes a few hundred
+    MiB more. Without a GPU, this does nothing.
 
     Args:
         mib: The most to take, in MiB.

@@ -63,13 +63,14 @@ def explained_errors(model: keras.Model) -> Iterator[None]:
     catches too. It names the operation and layer that asked for memory, what holds the rest by `usage` and `estimate`,
     and up to three remedies in order of what they cost the training, each with what the step would then take. For these
     figures the step is traced again, and compiled if it is for XLA, but not run; the model stays as it is. They take a
-    while; Ctrl-C raises TensorFlow's error at once. Other errors stay as they are, and so does one of a loop of your
-    own that calls none of the model's methods. Call `tfopt.fit.overlap` before the block.
+    while; Ctrl-C raises TensorFlow's error at once. Other errors stay as they are, as do those of your own loop if it
+    calls none of the model's methods. Call `tfopt.fit.overlap` before the block.
 
-    Go on from a checkpoint: a step that fails without XLA may have updated some of the weights, and changed the
-    averages of batch normalization and random seeds. One that fails under XLA loses the weights, since TensorFlow frees
-    their memory, so start a new process. `explained_errors` installs the repair `failed_steps` (`tfopt.repairs`), which
-    keeps the optimizer from counting a step that failed without XLA, if its step function is traced from then on.
+    Afterwards, resume from a checkpoint: a step that fails without XLA may have updated some of the weights, and
+    changed the averages of batch normalization and random seeds. One that fails under XLA loses the weights, since
+    TensorFlow frees their memory, so start a new process. `explained_errors` installs the repair `failed_steps`
+    (`tfopt.repairs`), which keeps the optimizer from counting a step that failed without XLA, if its step function is
+    traced from then on.
 
     Args:
         model: The model that trains, compiled before or inside the block.

@@ -38,11 +38,11 @@ def recompute(
     budget_mib: float | None = None,
     batch: Any = None,
 ) -> int:
-    """Trains with less memory: activations are computed again in the backward pass instead of being kept until then.
+    """Trains in less memory: activations are computed again in the backward pass instead of being kept until then.
 
     Use it, before or after `compile`, for a model or a batch that does not fit into the GPU's memory. Each block keeps
     only its inputs, and its forward pass runs twice, so that a step takes up to a third longer. Training is the same up
-    to rounding, with and without XLA: dropout draws the same mask again, and batch normalization moves its averages
+    to rounding, with and without XLA: dropout draws the same mask again, and batch normalization updates its averages
     once.
 
     "auto" takes blocks that repeat: layers of one class that hold other layers, such as those of a transformer, which
@@ -70,7 +70,7 @@ def recompute(
         How many blocks, segments or activations are computed again.
 
     Raises:
-        TypeError: If `model` is not a Keras model, or `layers` holds something else than names and layers.
+        TypeError: If `model` is not a Keras model, or `layers` holds anything but names and layers.
         ValueError: If the model is not built, a layer is not in it or lies inside another one of `layers`, "auto" finds
             neither blocks nor segments, "activations" finds none that keeps more than its output, or the step takes
             more than the budget even so. Also if there is a budget without a batch or a batch without a budget, or a

@@ -148,7 +148,7 @@ def render(page: Page) -> str:
 
 
 def require_renderer() -> None:
-    """Raises UnsupportedError if `render` could not work. Call it before hours of work that end in a page."""
+    """Raises UnsupportedError if `render` cannot work. Call it before hours of work that end in a page."""
     _environment()
 
 

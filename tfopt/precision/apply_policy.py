@@ -75,8 +75,8 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
     yourself is removed. For a model compiled or loaded later, `tfopt.repairs.FLOAT16` is installed.
 
     A policy goes to every layer that computes in floating point, except those that make the model's outputs: 16-bit
-    logits or probabilities silently saturate the loss. Where such a layer is also part of another one, as a table of
-    tokens that makes the logits too, that one stays in float32 with it. A mapping selects layers:
+    logits or probabilities silently saturate the loss. A layer that contains such a layer, as an embedding whose table
+    also makes the logits, stays in float32 with it. A mapping selects layers:
 
     - by path ("encoder/attention/query", names from the model down), by Keras' own `layer.path`, by name ("query"),
       or by a regular expression that matches a whole path ("encoder/.*"); a path overrides a name, a name overrides an
@@ -85,7 +85,7 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
       themselves; all other layers keep their policy (or get the default of a `DTypePolicyMap`);
     - layers that make outputs change only if a path or a name selects them, not an expression.
 
-    Layers of integers and text, and `Normalization` (whose constants keep the dtype it was built in) do not change.
+    Layers of integers and strings, and `Normalization` (whose constants keep the dtype it was built in), do not change.
     Inputs of 16 bits become float32, so that ids are not rounded, and `tfopt.repairs.ROUNDED_IDS` is installed.
     docs/precision.md covers saving, float8 and what is refused.
 

@@ -108,9 +108,9 @@ def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
     """Names the layers whose sizes miss the multiples that Tensor Cores want for their compute dtype.
 
     Use it before a long training: a vocabulary of 50,257, a head of 60 or a batch of 100 can rule out fast kernels. It
-    reads shapes and runs nothing. Judged are the matrix products of dense, einsum, convolution, attention and recurrent
-    layers, not products in custom code; the report says which layers have unknown sizes, such as a free sequence
-    length. The backward pass multiplies the same dimensions. In a model without a `call`, such as a GAN, each network
+    reads shapes and runs nothing. It judges the matrix products of dense, einsum, convolution, attention and recurrent
+    layers, not products in custom code; the report says which layers have unknown sizes, such as a sequence length of
+    None. The backward pass multiplies the same dimensions. In a model without a `call`, such as a GAN, each network
     counts once.
 
     The multiples are 8 for float16 and bfloat16, 4 for float32, which runs as TF32, and 16 for float8. float64 is not

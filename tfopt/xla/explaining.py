@@ -85,8 +85,8 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     bits. In 16 bits XLA is to blame only if it is more than twice as far from float32 as TensorFlow. Weights, metrics,
     seeds and what `fit` has compiled do not change. (An unbuilt model is built.)
 
-    Without data nothing is compiled to machine code and nothing runs: operations known to be wrong under XLA are found
-    ([repairs](repairs.md), D22), but no results are compared.
+    Without data nothing is compiled to machine code and nothing runs: operations known to be wrong under XLA
+    (docs/repairs.md, D22) are found, but no results are compared.
 
     Args:
         model: A compiled model.

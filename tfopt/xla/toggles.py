@@ -26,9 +26,9 @@ def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
             if it computes the same on this batch, as `tfopt.xla.explain` compares it: layers' outputs, loss, gradients
             and weights after four steps, to within 1 %, without dropout. If a layer computes in 16 bits, it is to
             within 10 %, or twice as far from float32 as without XLA. That costs a compilation. Without data nothing is
-            compared, so XLA may give other results. But if the model's input shapes are fixed, its forward pass and
+            compared, so XLA may give different results. But if the model's input shapes are fixed, its forward pass and
             gradient are traced, in less time than Keras takes to trace the next step, and operations known to be wrong
-            under XLA ([repairs](repairs.md), D22) are refused.
+            under XLA (docs/repairs.md, D22) are refused.
 
     Raises:
         TypeError: If `on` is not a bool.

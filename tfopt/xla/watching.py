@@ -27,11 +27,11 @@ _PLAIN = (bool, int, float, str, type(None))
 def watch(*, on_recompile: str | None = None, limit: int = 4) -> Iterator["Compilations"]:
     """Counts XLA's compilations in the block, with the duration and cause of each, and can act on repeated ones.
 
-    Use it when training stalls now and then: XLA compiles every new input shape, for seconds or minutes, and neither
-    Keras nor `experimental_get_tracing_count()` shows it. It adds nothing to a step. Blocks can be nested and see the
-    compilations of all threads.
+    Use it when training stalls now and then: XLA compiles every new input shape, which takes seconds or minutes, and
+    neither Keras nor `experimental_get_tracing_count()` shows it. It adds nothing to a step. Blocks can be nested and
+    see the compilations of all threads.
 
-    Inside the block, standard error (file descriptor 2) runs through a process that takes XLA's lines out. All else is
+    Inside the block, standard error (file descriptor 2) passes through a process that removes XLA's lines. All else is
     passed on unchanged, even after a crash. Outside the block, nothing is logged.
 
     Without standard error, or with a TensorFlow whose log cannot be read, it counts the input signatures of calls to

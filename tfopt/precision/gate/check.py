@@ -23,7 +23,8 @@ _FALLBACK_ROUNDS = 6
 
 
 def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, batches: int = 3) -> PrecisionReport:
-    """Checks whether a model may train under a dtype policy: the same weights and batches in float32 and under it.
+    """Checks whether a model may train under a dtype policy, by running the same weights and batches in float32 and
+    under it.
 
     Use it before `tfopt.precision.apply`, and again later in training, since values may grow until they overflow. The
     model comes back unchanged, bit for bit; one that is not built yet is built.

@@ -109,8 +109,8 @@ def assign(model: keras.Model, data: Any, *, tolerance: float = 0.1) -> Precisio
     Use it where mixed precision for the whole model does not pass `check`, or is not as fast as hoped: a layer may be
     slower in 16 bits, and each change of dtype between two layers costs a cast. Each layer is timed alone on the inputs
     it has in a step, forward and backward, in both dtypes; `check` gives the error it adds. The fastest assignment is
-    then run as a whole against all layers in float32 and all in 16 bits, interleaved. It is chosen only if it passes
-    `check` and is clearly faster; else the answer is float32.
+    then timed as a whole against all layers in float32 and all in 16 bits, interleaved. It is chosen only if it passes
+    `check` and is clearly faster; otherwise the answer is float32.
 
     The 16-bit dtype is float16 on GPUs of compute capability below 8.0, and bfloat16 elsewhere. The model comes back
     unchanged, bit for bit. It takes seconds for a few layers, minutes for hundreds; nothing else should run meanwhile.
