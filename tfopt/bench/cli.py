@@ -141,8 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         "are written next to it (default: docs/benchmarks.md if there is a folder docs, otherwise in the folder)",
     )
     compare = add("compare", "compare two recorded runs; exit code 4 if a variant became slower", _compare)
-    compare.add_argument("before", metavar="A", help="a JSON file that run wrote")
-    compare.add_argument("after", metavar="B", help="another")
+    compare.add_argument("before", metavar="A", help="the run to compare with: a JSON file that run wrote")
+    compare.add_argument("after", metavar="B", help="the run that may have become slower")
     compare.add_argument(
         "--threshold",
         type=_percent,
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PERCENT",
         help="fail if slower by more than this (default: 5)",
     )
-    compare.add_argument("--force", action="store_true", help="compare even different devices and versions")
+    compare.add_argument("--force", action="store_true", help="compare runs on different devices or versions, too")
     checkpoint = add("checkpoint", "list the checkpoints of a training, or verify every byte of them", _checkpoint)
     checkpoint.add_argument("action", choices=("list", "verify"), metavar="list|verify", help="what to do")
     checkpoint.add_argument("folder", metavar="FOLDER", help="where TrainingCheckpoint saves; nothing is changed there")
@@ -172,7 +172,7 @@ def _take_script(doctor: argparse.ArgumentParser) -> None:
     doctor.add_argument(
         "--apply",
         action="store_true",
-        help="also run the script twice up to --steps steps: as it is, and with what tfopt.tune changes",
+        help="also run the script twice, for --steps steps: as it is, and with what tfopt.tune changes",
     )
     doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     doctor.add_argument("script", metavar="SCRIPT", help="the training script, which runs as it does under python")

@@ -11,16 +11,16 @@ from tfopt.errors import unknown_name
 
 # With their summaries, so that `tfopt-bench list` and `--help` need not load TensorFlow.
 SUMMARIES = {
-    "stack": "from a first script to what tfopt recommends: each technique on top of the others, and each alone",
+    "stack": "from naive Keras to what tfopt recommends: each technique on top of the others, and each alone",
     "precision": "float32 against mixed_bfloat16 and mixed_float16",
     "xla": "the training step with and without XLA",
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
-    "memory": "GPT-2's step with activations recomputed and with its loss in pieces: memory and time",
+    "memory": "GPT-2's step with recomputed activations, and with its loss in pieces: memory and time",
     "batch": "accumulated batches beside a large one, and the batch size that tfopt.batch.find recommends",
     "cost": "convolutions, dense layers and attention beside cheaper forms: which train faster here",
     "compress": "nets pruned and distilled beside the whole ones, accuracy included, and inference in integers",
-    "checkpoint": "saving a training and restoring it, with TrainingCheckpoint and with what TensorFlow and Keras have",
+    "checkpoint": "saving and restoring a training: TrainingCheckpoint beside what TensorFlow and Keras offer",
     "callbacks": "fit with and without tfopt's callbacks",
     "distribute": "several processes: a step, its optimizer state, skipped synchronisation, input; and all GPUs",
 }
