@@ -1,4 +1,4 @@
-"""Trains a small net by `fit`, stock and overlapped: the same losses, in less time.
+"""Trains a small net with stock and with overlapped `fit`: the same losses, in less time.
 
 Run it as it is: `python examples/fit.py`. It needs scikit-learn: `pip install '.[bench]'`. The smaller the step, the
 larger the gain; a GPU also gains by copying each batch ahead.

@@ -41,7 +41,7 @@ policy = recommendation.policy if recommendation.policy != "float32" else "mixed
 report = tfopt.precision.check(model, dataset, policy)
 print(report)
 if not report.passed and report.fallback is None:
-    sys.exit(f"{policy} is not for this model")
+    sys.exit(f"{policy} does not suit this model: train it in float32.")
 
 # The check names the layers to keep in float32, if any.
 print(tfopt.precision.apply(model, policy if report.passed else report.fallback))

@@ -55,5 +55,5 @@ with tempfile.TemporaryDirectory() as caches:  # use a permanent folder to keep 
         verbose=2,
     )
 
-# What holds the input back?
+# Which stage limits the input?
 print(profile_pipeline(train, seconds=3))

@@ -1,4 +1,4 @@
-"""Trains a small decoder on text, byte by byte: documents of all lengths, packed into rows of one length.
+"""Trains a small decoder on text, byte by byte: documents of any length, packed into rows of one length.
 
 Run it as it is: `python examples/text.py [FILE ...]`. Each line of the files is a document; without files, the
 documents are the help texts that come with Python.
@@ -51,4 +51,5 @@ if tfopt.kernels.use_flash_attention(model):
     print(tfopt.kernels.explain(model))
 model.fit(train.build(), epochs=2, validation_data=evaluation.build(), verbose=2)
 found = model.evaluate(evaluation.build(), verbose=0, return_dict=True)
-print(f"of the next bytes, {found['weighted_accuracy' if 'weighted_accuracy' in found else 'accuracy']:.1%} are right")
+accuracy = found["weighted_accuracy" if "weighted_accuracy" in found else "accuracy"]
+print(f"{accuracy:.1%} of the next bytes are predicted correctly")

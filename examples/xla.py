@@ -1,4 +1,4 @@
-"""Trains a small net with XLA if it pays: asks what prevents it, whether it pays here, and what it compiles.
+"""Trains a small net with XLA if it pays: shows what prevents it, whether it pays here, and what is compiled.
 
 Run it as it is: `python examples/xla.py`. It needs scikit-learn: `pip install '.[bench]'`.
 """
