@@ -19,9 +19,9 @@ _WAIT_SECONDS = 0.03  # how long the end of fit waits for reports: the last epoc
 class CompilationLogger(keras.callbacks.Callback):
     """Logs what XLA compiles during `model.fit`; if it keeps recompiling, warns, stops, or continues without XLA.
 
-    XLA recompiles a step for every new batch shape, which takes seconds or minutes, without a word from Keras. A
-    training needs one compilation, two with validation, and as many again if the last batch is smaller. If one function
-    is compiled more than `max_compilations` times, the message names the argument that changes and the remedy.
+    XLA recompiles a step for every new batch shape, which takes seconds or minutes, without a word from Keras. Training
+    needs one compilation, two with validation, and as many again if the last batch is smaller. If one function is
+    compiled more than `max_compilations` times, the message names the argument that changes and the remedy.
 
     In `logs`, and so in Keras' history and later loggers: `xla_compilations` and `xla_compilation_seconds` of the epoch
     with its validation and what other callbacks compile. Meanwhile, standard error passes through a process

@@ -36,7 +36,7 @@ _WAIT_SECONDS = 30.0
 class ReportWriter(keras.callbacks.Callback):
     """Writes an HTML page about the training: what the hardware did, how fast it went, and what held it back.
 
-    Use it to see why a training is slow, and to send that to a colleague. The page is one self-contained file, with a
+    Use it to see why training is slow, and to show that to a colleague. The page is one self-contained file, with a
     verdict, the curves of loss and metrics, charts of the hardware over time, the epochs with their logs, and the
     environment. It shows compilations and alerts if a `CompilationLogger` and `UtilizationAlert`s are in fit's list.
 

@@ -38,7 +38,7 @@ _COLUMNS = (*COORDINATES, "window_steps", "window_seconds", *_LOGGED)
 class ThroughputLogger(keras.callbacks.Callback):
     """Logs step time, examples per second, input wait, model FLOPs and the time left of `model.fit`.
 
-    Use it to see how fast a training is and whether its input holds it back. docs/callbacks.md lists every key with its
+    Use it to see how fast training is and whether its input holds it back. docs/callbacks.md lists every key with its
     unit, source and limits. The first step, which traces and compiles, is reported separately. What is unknown is left
     out.
 

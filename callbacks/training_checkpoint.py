@@ -67,7 +67,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         ValueError: If an argument is out of range.
 
     `fit` raises:
-        tfopt.errors.CheckpointError: If another training saves to the folder, it cannot be written, all checkpoints are
+        tfopt.errors.CheckpointError: If another run saves to the folder, it cannot be written, all checkpoints are
             damaged, or the model, optimizer or metrics are not those of the checkpoint.
         tfopt.errors.UnsupportedError: If the training step draws random numbers whose state cannot be saved, or the
             callback is used outside `fit`.

@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         help="fail if slower by more than this (default: 5)",
     )
     compare.add_argument("--force", action="store_true", help="compare runs on different devices or versions, too")
-    checkpoint = add("checkpoint", "list the checkpoints of a training, or verify every byte of them", _checkpoint)
+    checkpoint = add("checkpoint", "list the checkpoints of a run, or verify every byte of them", _checkpoint)
     checkpoint.add_argument("action", choices=("list", "verify"), metavar="list|verify", help="what to do")
     checkpoint.add_argument("folder", metavar="FOLDER", help="where TrainingCheckpoint saves; nothing is changed there")
     _take_script(add("doctor", "run a training script up to its first fit, and say what slows it down", _doctor))

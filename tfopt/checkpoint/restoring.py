@@ -50,8 +50,8 @@ def restore(
 ) -> Restored:
     """Restores the weights of a checkpoint into a built model, and the optimizer's state if the model is compiled.
 
-    Use it to evaluate, export or fine-tune a model that `TrainingCheckpoint` saved. To continue a training, start its
-    script again. `model.save_weights("model.weights.h5")` exports the weights afterwards. The whole checkpoint is
+    Use it to evaluate, export or fine-tune a model that `TrainingCheckpoint` saved. To continue a training run, start
+    its script again. `model.save_weights("model.weights.h5")` exports the weights afterwards. The whole checkpoint is
     verified before anything changes, and nothing in it is executed.
 
     Args:

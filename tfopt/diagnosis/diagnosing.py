@@ -54,13 +54,13 @@ _LEAST_MS = 150.0  # of an arm in a round
 def diagnose(
     model: keras.Model, data: Any, callbacks: Sequence[keras.callbacks.Callback] = (), steps: int = 50
 ) -> Diagnosis:
-    """Finds what slows a training down: takes each cause away in turn, and times the training without it.
+    """Finds what slows training down: takes each cause away in turn, and times training without it.
 
     Use it when a GPU idles, or before optimising anything. Each experiment runs real training steps through `fit`,
     interleaved with the training as it stands: on a batch that stays in memory, without each callback, with steps
     launched ahead, with XLA or without, in the dtype recommended for the device if `tfopt.precision.check` passes it,
-    on a batch twice as large. What pauses a training between steps (validation, callbacks at the end of an epoch,
-    tracing for new shapes) is timed separately.
+    on a batch twice as large. What pauses training between steps (validation, callbacks at the end of an epoch, tracing
+    for new shapes) is timed separately.
 
     The model comes back as it was, bit for bit: weights, optimizer, metrics, seeds and compiled functions; so do
     callbacks, except for objects that they only refer to. Meanwhile, Keras' and tfopt's callbacks write to a temporary

@@ -59,7 +59,7 @@ class NotTested:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """Something about the machine that slows a training down, whose cost cannot be measured from here."""
+    """Something about the machine that slows training down, whose cost cannot be measured from here."""
 
     name: str
     evidence: str
@@ -69,7 +69,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis(Shown):
-    """What slows a training down, cause by cause."""
+    """What slows training down, cause by cause."""
 
     now: StepTimes
     """A step of the training as it stands, with its share of validation and of other pauses between steps."""

@@ -100,7 +100,7 @@ def tune(
     steps: int = 50,
     tolerance: float | None = None,
 ) -> Tuning:
-    """Diagnoses a training, applies what pays, and times all of it together against the training as it was.
+    """Diagnoses training, applies what pays, and times all of it together against training as it was.
 
     Only what computes the same is applied: 16 bits if `tfopt.precision.check` passes them, XLA if `tfopt.xla.explain`
     finds the same results with it, overlap and prefetching, which change no result. If the interval does not show that

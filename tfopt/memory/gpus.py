@@ -119,8 +119,8 @@ def set_growth(enabled: bool = True) -> None:
 def set_limit(mib: int, *, gpu: int = 0) -> None:
     """Limits how much memory of a GPU TensorFlow takes; it takes that much when it starts.
 
-    Use it where processes share a GPU, or to see whether a training fits a smaller one. CUDA itself takes a few hundred
-    MiB more. Without a GPU, this does nothing.
+    Use it where processes share a GPU, or to see whether training fits on a smaller one. CUDA itself takes a few
+    hundred MiB more. Without a GPU, this does nothing.
 
     Args:
         mib: The most to take, in MiB.

@@ -28,7 +28,7 @@ def release() -> float:
     `keras.utils.clear_session` does not do it: it resets the dtype policy and other settings instead, which `release`
     keeps, as it keeps every model still referred to.
 
-    Above all, a training leaves behind its weights and its optimizer's state: Keras reduces gradients through a
+    Above all, training leaves behind the weights and the optimizer's state: Keras reduces gradients through a
     `tf.custom_gradient`, and TensorFlow keeps the gradient function of each, with the whole graph around it and all its
     variables, until the process ends. This drops those whose graph nothing uses any more. Programs that XLA has
     compiled stay until the process ends.

@@ -20,7 +20,7 @@ SUMMARIES = {
     "batch": "accumulated batches beside a large one, and the batch size that tfopt.batch.find recommends",
     "cost": "convolutions, dense layers and attention beside cheaper forms: which train faster here",
     "compress": "nets pruned and distilled beside the whole ones, accuracy included, and inference in integers",
-    "checkpoint": "saving and restoring a training: TrainingCheckpoint beside what TensorFlow and Keras offer",
+    "checkpoint": "saving and restoring a run: TrainingCheckpoint beside what TensorFlow and Keras offer",
     "callbacks": "fit with and without tfopt's callbacks",
     "distribute": "several processes: a step, its optimizer state, skipped synchronisation, input; and all GPUs",
 }

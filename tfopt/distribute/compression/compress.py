@@ -24,7 +24,7 @@ def compress_gradients(model: keras.Model, dtype: str | TopK | LowRank = "bfloat
 
     Use it if steps wait for the network. It changes the result: in 16 bits (half the traffic) each gradient is rounded
     before it is summed, in bfloat16 to 8 bits of mantissa; `TopK` and `LowRank` send far less, and send what they left
-    out later. docs/distribution.md says how far a training drifts; compare yours with and without it.
+    out later. docs/distribution.md says how far training drifts; compare yours with and without it.
 
     An embedding's gradients, sent as the rows that the batch used, stay as they are, and so do clipping and the update,
     which come after the sum. For what TopK and LowRank send later, each replica keeps a buffer as large as the weights.
