@@ -6,8 +6,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfopt.callbacks import TrainingCheckpoint
 from tfopt.causes.catalogue import INPUT, NO_PREFETCH
-from tfopt.diagnosis.candidates import candidates
+from tfopt.diagnosis.arms import FitArm
+from tfopt.diagnosis.candidates import callback_names, candidates
+from tfopt.diagnosis.pauses import hook_seconds
 from tfopt.diagnosis.training import Training
 from tfopt.pipelines import plan_pipeline
 
@@ -112,3 +115,19 @@ def test_a_prefetch_is_tried_where_tensorflow_adds_none(switched_off):
     found = {one.name: one for one in candidates(Training.of(made(), {"x": data.prefetch(2)}))}
     assert NO_PREFETCH.name not in found
     assert found[INPUT.name].against == "now"
+
+
+class OwnCheckpoint(TrainingCheckpoint):
+    """A subclass, as users write them."""
+
+
+@pytest.mark.parametrize("kind", [TrainingCheckpoint, OwnCheckpoint, keras.callbacks.BackupAndRestore])
+def test_no_experiment_goes_on_where_another_ended(tmp_path, kind):
+    model = made()
+    training = Training.of(model, {"x": X, "y": Y, "epochs": 2, "verbose": 0, "callbacks": [kind(tmp_path)]})
+    with training.untouched():
+        hook_seconds(training, callback_names(training.callbacks))
+        times = FitArm(training)(3)
+    assert len(times.repeats_ms[0]) == 3
+    assert list(tmp_path.iterdir()) == []
+    assert not model._initial_epoch

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfopt import fit
-from tfopt.diagnosis.training import Training, without_epoch_ends
+from tfopt.diagnosis.training import Training, without_epoch_ends, writing_elsewhere
 from tfopt.kernels.replacing import has_replacement, restored
 from tfopt.measure import FitTimer, StepTimer, StepTimes
 from tfopt.measure.timers import wait
@@ -56,7 +56,8 @@ class FitArm:
 
     def __call__(self, steps: int) -> StepTimes:
         """Times that many steps."""
-        with changed(self._model, self._changes), without_epoch_ends(self._callbacks), quiet():
+        callbacks = self._callbacks
+        with changed(self._model, self._changes), writing_elsewhere(callbacks), without_epoch_ends(callbacks), quiet():
             return self._timer(steps, warmup=_WARMUP, samples=_SAMPLES)
 
 

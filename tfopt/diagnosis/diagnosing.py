@@ -63,10 +63,10 @@ def diagnose(
     for new shapes) is timed separately.
 
     The model comes back as it was, bit for bit: weights, optimizer, metrics, seeds and compiled functions; so do
-    callbacks, except for objects that they only refer to. Meanwhile, Keras' and tfopt's callbacks write to a temporary
-    folder; yours are run as they are. The data are read from their start about three times `steps` batches an
-    experiment, for two seconds more if the input proves slow, and seven times whole if an epoch takes less than 1.5 s;
-    a generator continues from there afterwards.
+    callbacks, unless they change objects that they only refer to. Keras' and tfopt's callbacks, and subclasses of them,
+    write into temporary folders meanwhile; your others are run as they are. The data are read from their start about
+    three times `steps` batches an experiment, for two seconds more if the input proves slow, and seven times whole if
+    an epoch takes less than 1.5 s; a generator continues from there afterwards.
 
     Args:
         model: A compiled model.

@@ -13,7 +13,7 @@ import keras
 
 from tfopt import xla
 from tfopt.diagnosis.arms import quiet
-from tfopt.diagnosis.training import Training, evaluation_batches, hooks_replaced
+from tfopt.diagnosis.training import Training, evaluation_batches, hooks_replaced, writing_elsewhere
 from tfopt.measure import StepTimes
 from tfopt.measure.timers import wait
 
@@ -135,7 +135,7 @@ def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, st
         size = given["batch_size"]
         data = parts[0] if parts[1] is None else parts[: 2 if parts[2] is None else 3]
         validated = {"validation_data": data, "validation_batch_size": size, "validation_steps": 1}
-    with hooks_replaced(names, _EPOCH_HOOKS, timed), quiet():
+    with writing_elsewhere(list(names)), hooks_replaced(names, _EPOCH_HOOKS, timed), quiet():
         training.model.fit(
             training.resident,
             steps_per_epoch=training.model.steps_per_execution,

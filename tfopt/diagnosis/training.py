@@ -236,17 +236,14 @@ def _as_tuple(callbacks: Any) -> tuple[keras.callbacks.Callback, ...]:
 
 @contextmanager
 def _kept(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
-    """Keeps callbacks from writing where they would, and gives their attributes back afterwards."""
+    """Gives callbacks' attributes back after a block."""
     before = [(callback, _copied(callback)) for callback in callbacks]
-    with tempfile.TemporaryDirectory(prefix="tfopt-", ignore_cleanup_errors=True) as folder:
-        try:
-            for number, callback in enumerate(callbacks):
-                _redirect(callback, Path(folder) / str(number))
-            yield
-        finally:
-            for callback, attributes in before:
-                vars(callback).clear()
-                vars(callback).update(attributes)
+    try:
+        yield
+    finally:
+        for callback, attributes in before:
+            vars(callback).clear()
+            vars(callback).update(attributes)
 
 
 def _copied(callback: keras.callbacks.Callback) -> dict[str, Any]:
@@ -259,14 +256,34 @@ def _copied(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return found
 
 
-def _redirect(callback: keras.callbacks.Callback, folder: Path) -> None:
-    """Lets one of Keras' or tfopt's callbacks write into a folder; the user's own are run as they are."""
-    if not type(callback).__module__.startswith(("keras.", "tfopt.")):
-        return
-    folder.mkdir()
-    for name, value in vars(callback).items():
-        if isinstance(value, str | Path) and value and name.lower().endswith(_PATHS):
-            vars(callback)[name] = type(value)(folder / Path(value).name)
+@contextmanager
+def writing_elsewhere(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+    """Lets Keras' and tfopt's callbacks, and subclasses of them, write into a temporary folder in a block.
+
+    A folder for each `fit`: one that restores a training would go on with that of the last experiment.
+    """
+    paths = [
+        (callback, name, value)
+        for callback in callbacks
+        if any(map(_is_known, type(callback).__mro__))
+        for name, value in vars(callback).items()
+        if isinstance(value, str | Path) and value and name.lower().endswith(_PATHS)
+    ]
+    with tempfile.TemporaryDirectory(prefix="tfopt-", ignore_cleanup_errors=True) as folder:
+        try:
+            for callback, name, value in paths:
+                own = Path(folder) / str(callbacks.index(callback))
+                own.mkdir(exist_ok=True)
+                vars(callback)[name] = type(value)(own / Path(value).name)
+            yield
+        finally:
+            for callback, name, value in paths:
+                vars(callback)[name] = value
+
+
+def _is_known(kind: type) -> bool:
+    """Whether a class is one of Keras' or tfopt's callbacks, of which any may be a base."""
+    return kind is not keras.callbacks.Callback and kind.__module__.startswith(("keras.", "tfopt."))
 
 
 @contextmanager
