@@ -1,6 +1,7 @@
 """Local SGD: replicas train by themselves for some steps, then average their weights."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,7 +11,8 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from tfopt.callbacks.rounds.averaging import Averaging
 from tfopt.callbacks.rounds.local_function import LocalFunction
 from tfopt.callbacks.rounds.local_updates import inner, require_local
-from tfopt.callbacks.shared.running_fit import end_with_fit, running_list
+from tfopt.callbacks.shared.fit_watch import thread_frames
+from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, running_loop
 from tfopt.checks import integer
 from tfopt.errors import UnsupportedError
 from tfopt.repairs import UNEVEN_BATCHES
@@ -88,8 +90,8 @@ class LocalSteps(keras.callbacks.Callback):
             model.optimizer.build(model.trainable_variables)
         earlier = model.train_function
         if isinstance(earlier, LocalFunction):  # an exception ended its fit
-            earlier.synchronize()
-            earlier = earlier.before
+            earlier.hand_back()
+            earlier = model.train_function
         trained = (model, model.optimizer, earlier, [id(variable) for variable in model.trainable_variables])
         if self._function is None or self._of != trained:
             self._function, self._of = LocalFunction(model, self.every, Averaging(model, self._outer)), trained
@@ -123,9 +125,20 @@ class LocalSteps(keras.callbacks.Callback):
     def _take_over(self, model: Any, function: LocalFunction) -> None:
         model.train_function = function
         put: dict[str, Any] = {}
-        replaced = {name: model.__dict__[name] for name in _READERS if name in model.__dict__}
-        for name in _READERS:
-            put[name] = model.__dict__[name] = _after(function.synchronize, getattr(model, name))
+        names = (*_READERS, "make_train_function")
+        replaced = {name: model.__dict__[name] for name in names if name in model.__dict__}
+        loop = running_loop()
+
+        def prepare(name: str) -> None:
+            if loop is not None and loop.is_over(thread_frames()):
+                # An exception ended this fit, and is kept, so that nobody has noticed; now another fit may begin.
+                restore()
+                function.hand_back()
+            elif name in _READERS:
+                function.synchronize()
+
+        for name in names:
+            put[name] = model.__dict__[name] = _after(partial(prepare, name), getattr(model, name))
 
         def restore() -> None:
             function.over = True
@@ -143,12 +156,12 @@ class LocalSteps(keras.callbacks.Callback):
             running.callbacks.insert(0, self)
 
 
-def _after(synchronize: Callable[[], None], reader: Callable[..., Any]) -> Callable[..., Any]:
-    def read(*args: Any, **kwargs: Any) -> Any:
-        synchronize()
-        return reader(*args, **kwargs)
+def _after(first: Callable[[], None], method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return method(*args, **kwargs)
 
-    return read
+    return call
 
 
 def _require_known(model: Any) -> None:

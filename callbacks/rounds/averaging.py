@@ -34,12 +34,16 @@ class Averaging:
                 self._anchors = [keras.Variable(variable, trainable=False) for variable in self._trained]
         self._run = {
             step: tf.function(lambda step=step: self._strategy.run(step), autograph=False)
-            for step in (self._average_weights, self._average_state, self._remember)
+            for step in (self._average_weights, self._average_state, self._remember, self._take_means)
         }
 
     def average(self) -> None:
         """Averages the weights, and takes the outer optimizer's step."""
         self._run[self._average_weights]()
+
+    def level(self) -> None:
+        """Makes the weights equal by their mean, without an outer step. If somebody has set them, they stay so."""
+        self._run[self._take_means]()
 
     def average_state(self) -> bool:
         """Averages the optimizer's state; counters and the loss scale become the first replica's.
@@ -70,6 +74,10 @@ class Averaging:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
         self._remember()
+
+    def _take_means(self) -> None:
+        variables = [*self._trained, *self._averaged]
+        _assign(variables, _means(variables))
 
     def _average_state(self) -> None:
         _assign(self._state, _means(self._state))

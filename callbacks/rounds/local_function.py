@@ -50,8 +50,7 @@ class LocalFunction:
     def __call__(self, iterator: Any) -> Any:
         """Takes an execution's steps. Returns the logs as of the last synchronisation, the same in all workers."""
         if self.over:  # an exception ended the last fit, and this one trains without LocalSteps
-            self.synchronize()
-            self._model.train_function = self.before
+            self.hand_back()
             return self._model.train_function(iterator)
         taken = 0
         for batch in self._batches(iterator):
@@ -78,6 +77,18 @@ class LocalFunction:
         """Makes weights and optimizer state equal in all replicas, if they are not."""
         if self._since:
             self._average()
+        self._average_state()
+
+    def hand_back(self) -> None:
+        """After a fit that an exception ended: makes all replicas equal, and gives the steps back to Keras."""
+        if self._since:
+            self._averaging.level()
+            self._since = 0
+        self._average_state()
+        if self._model.train_function is self:  # not compiled again since
+            self._model.train_function = self.before
+
+    def _average_state(self) -> None:
         if self._apart:
             self.synchronizations += self._averaging.average_state()
             self._apart = False

@@ -117,11 +117,11 @@ def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object], 
         at_exit: Whether to call it when the process ends during the fit.
     """
     # No hook reports an exception in another callback or Ctrl-C, but fit's own list is collected then.
-    end_with(running_list() or callback, _running_loop(), end, at_exit=at_exit)
+    end_with(running_list() or callback, running_loop(), end, at_exit=at_exit)
 
 
-def _running_loop() -> Loop | None:
-    """The function that called fit's list."""
+def running_loop() -> Loop | None:
+    """Returns the function that called fit's list: Keras' `fit`, or a loop of the user's own."""
     frame: FrameType | None = sys._getframe(1)
     inside = False
     while frame is not None:

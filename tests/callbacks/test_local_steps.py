@@ -173,6 +173,32 @@ def test_the_outer_step_of_one_replica():
     assert "evaluate" not in vars(model)
 
 
+class Failing(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("compiled_again", [False, True])
+def test_a_fit_beside_a_kept_exception_trains_without_local_steps(compiled_again):
+    """A notebook keeps the exception, and with it all of the interrupted fit."""
+    model, twin = net(), net()
+    with pytest.raises(RuntimeError, match="planted") as kept:
+        model.fit(DATA, verbose=0, shuffle=False, callbacks=[LocalSteps(8, outer=outer()), Failing()])
+    assert kept.tb is not None
+    if compiled_again:
+        model.compile("sgd", "mae", jit_compile=False)
+        twin.compile("sgd", "mae", jit_compile=False)
+    model.set_weights([np.ones((2, 1))])
+    twin.set_weights([np.ones((2, 1))])
+    for each in (model, twin):
+        each.fit(DATA, verbose=0, shuffle=False)
+    np.testing.assert_array_equal(model.get_weights(), twin.get_weights())
+    assert model.train_function is not None
+    assert type(model.train_function).__name__ != "LocalFunction"
+    assert not {"evaluate", "make_train_function"} & vars(model).keys()
+
+
 def test_bad_arguments():
     with pytest.raises(TypeError, match="every to be an integer"):
         LocalSteps("8")
