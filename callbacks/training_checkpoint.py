@@ -18,8 +18,14 @@ from keras.src.utils.io_utils import print_msg
 
 from tfopt import checks
 from tfopt.callbacks.local_steps import LocalSteps
-from tfopt.callbacks.shared.fit_watch import is_own_handler, share_sigterm
-from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, variable_of_a_caller
+from tfopt.callbacks.shared.fit_watch import Loop, is_own_handler, share_sigterm, thread_frames
+from tfopt.callbacks.shared.running_fit import (
+    RESUMED,
+    end_with_fit,
+    running_list,
+    running_loop,
+    variable_of_a_caller,
+)
 from tfopt.checkpoint import callback_states
 from tfopt.checkpoint.folder.reading import Checkpoint, read
 from tfopt.checkpoint.folder.store import Store, checked_best
@@ -109,6 +115,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._clock = clock
         self._first = _BeforeOthers(self._keep_callbacks)
         self._training: Training | None = None
+        self._loop: Loop | None = None
         self._saver: Saver | None = None
         self._saved_at, self._saved_step = 0.0, 0
         self._is_cut = False  # whether a callback stopped the training within an epoch, where it was saved
@@ -127,6 +134,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the folder, and restores the last checkpoint."""
+        if self._training is not None and self._loop is not None and self._loop.is_over(thread_frames()):
+            self._end()  # an exception ended the previous fit, and somebody keeps it
         running = running_list()
         epochs = variable_of_a_caller("epoch_iterator", TFEpochIterator)
         if running is None or epochs is None:
@@ -138,7 +147,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         validation = variable_of_a_caller("val_x", tf.data.Dataset)
         _refuse(others)
         callback_states.save(others)  # what cannot be saved is refused now
-        self._processes = Processes(self.model)
+        self._processes, self._loop = Processes(self.model), running_loop()
         self._training = training = Training(self.model, epochs, others, self._processes, validation)
         self._saver = None
         if self._processes.is_chief:
@@ -148,6 +157,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         end_with_fit(self, self._close)  # also if an exception ends it
         if self._resume and (found := self._newest()):
             training.resume(found, self.params["epochs"])
+            self.model.__dict__[RESUMED] = found.step - found.metadata["batch"]
             self._go_on(training)
         self._saved_at, self._saved_step = self._clock(), training.step
         share_sigterm()  # before install: the thread that ends fits may see a signal late, when this handler is gone
@@ -175,7 +185,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the state within an epoch, if it was interrupted."""
         if self._training is not None:
-            self.model._initial_epoch = None  # or the next fit would start there
+            self._forget_start()
             self._is_cut = False
             self._training.begin_epoch(epoch)
 
@@ -252,7 +262,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """Waits until the last checkpoint is safe."""
         try:
             if self._saver:
-                self._saver.wait()
+                self._saver.wait(ended=True)
         except BaseException:
             self._end()
             raise
@@ -262,9 +272,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._exit()
         self._end()
 
+    def _forget_start(self) -> None:
+        """Makes the next fit begin at its own epoch, and its loggers count from there."""
+        self.model._initial_epoch = None
+        self.model.__dict__.pop(RESUMED, None)
+
     def _end(self) -> None:
         self._training = None
-        self.model._initial_epoch = None
+        self._forget_start()
         self._close()
 
     def _exit(self) -> NoReturn:

@@ -20,6 +20,8 @@ from tfopt.errors import unknown_name
 Kind = TypeVar("Kind")
 
 _SHOWN = "_tfopt_shown"  # an attribute of progress bars: of each of tfopt's keys, whether they print it
+RESUMED = "_tfopt_resumed"
+"""An attribute of models: the steps before the epoch in which TrainingCheckpoint resumes, until that has begun."""
 _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
 
 
@@ -136,8 +138,10 @@ def running_loop() -> Loop | None:
 def steps_trained(model: keras.Model) -> int:
     """Returns how many steps the model's optimizer has taken, or 0 if it cannot tell. Reads a variable.
 
-    After `keras.callbacks.BackupAndRestore` this includes the steps of earlier runs.
+    After `TrainingCheckpoint` and `keras.callbacks.BackupAndRestore` this includes the steps of earlier runs.
     """
+    if RESUMED in getattr(model, "__dict__", {}):  # the optimizer's are restored once all callbacks began the epoch
+        return int(vars(model)[RESUMED])
     optimizer = getattr(model, "optimizer", None)
     # Not `.iterations`, which counts updates: with gradient accumulation several steps make one update.
     counter = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_iterations", None)

@@ -1,5 +1,7 @@
 """When TrainingCheckpoint saves, and what it refuses; tests/checkpoint shows that a training goes on exactly."""
 
+import csv
+import gc
 import os
 import signal
 import subprocess
@@ -15,9 +17,11 @@ import tensorflow as tf
 from resumed_fits import BATCH, EPOCHS, Case, Interrupt, X, Y, dense_net
 
 from tfopt import checkpoint
-from tfopt.callbacks import LocalSteps, TrainingCheckpoint, UtilizationLogger
+from tfopt.callbacks import LocalSteps, ThroughputLogger, TrainingCheckpoint, UtilizationLogger
+from tfopt.callbacks.shared.running_fit import RESUMED
 from tfopt.checkpoint.folder.reading import read
 from tfopt.checkpoint.folder.store import Store
+from tfopt.checkpoint.signals import Signals
 from tfopt.errors import CheckpointError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("fresh_warnings", "disk_that_syncs_at_once")
@@ -279,6 +283,41 @@ def test_a_second_fit_begins_at_its_own_epoch(folder):
     assert {epoch for epoch, _ in seen.steps} == {0, 1}
 
 
+def test_the_same_callback_goes_on_although_the_exception_is_kept(folder):
+    def interrupt(step):
+        if step == 9:
+            raise KeyboardInterrupt
+
+    model, saving = net(), TrainingCheckpoint(folder, every_steps=1)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        fit(model, saving, Seen(interrupt), epochs=2)
+    assert kept.tb is not None
+    seen = Seen()
+    fit(model, saving, seen, epochs=2)
+    assert seen.steps[-1] == (1, 6)
+    assert steps(folder)[0] == 14
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_loggers_go_on_counting_steps(folder, tmp_path, first):
+    def run(*others):
+        logger = ThroughputLogger(tmp_path / "log", window_steps=1, formats=["csv"])
+        callbacks = [logger, TrainingCheckpoint(folder)]
+        model = net()
+        fit(model, *(callbacks if first else callbacks[::-1]), *others, epochs=3)
+        return model
+
+    with pytest.raises(SystemExit):
+        run(Interrupt("step", 1, 2))
+    gc.collect()  # the exception's fit
+    model = run()
+    with (tmp_path / "log" / "throughput.csv").open() as file:
+        rows = [(int(row["epoch"]), int(row["step"])) for row in csv.DictReader(file)]
+    assert rows[-1] == (2, 21)
+    assert [step for epoch, step in rows if epoch == 1][-1] == 14
+    assert RESUMED not in vars(model)
+
+
 @pytest.mark.slow
 def test_says_where_it_goes_on(folder, capsys):
     with pytest.raises(SystemExit):
@@ -475,7 +514,9 @@ _SLOW_SAVE = """
 import os, signal, sys, threading, time
 import keras, numpy as np
 from tfopt.callbacks import TrainingCheckpoint
+from tfopt.callbacks.shared.running_fit import RESUMED
 from tfopt.checkpoint.folder.store import Store
+from tfopt.checkpoint.signals import Signals
 
 def signal_self(after):
     threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -502,6 +543,24 @@ def test_a_second_signal_ends_at_once_unless_it_is_the_same_one(folder, after, c
     """A scheduler and a launcher may both pass the first one on."""
     done = subprocess.run([sys.executable, "-c", _SLOW_SAVE, folder, str(after)], capture_output=True, check=False)
     assert done.returncode == code, done.stderr[-3000:]
+
+
+def test_a_handler_that_an_ended_training_left_in_another_thread_is_passed_over():
+    """A notebook keeps the exception that ended it: a thread notices the end, where Python changes no handlers."""
+    stock = signal.getsignal(signal.SIGUSR1)
+    ended, running = Signals(["SIGUSR1"]), Signals(["SIGUSR1"])
+    try:
+        ended.install()
+        thread = threading.Thread(target=ended.remove)
+        thread.start(), thread.join()
+        running.install()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert running.received == "SIGUSR1"
+        assert running.earlier_handler() is None
+        running.remove()
+        assert signal.getsignal(signal.SIGUSR1) == stock
+    finally:
+        signal.signal(signal.SIGUSR1, stock)
 
 
 def test_other_signals(folder):
@@ -550,6 +609,22 @@ def test_a_failed_save_is_warned_of_once_and_the_next_one_is_tried(folder, monke
     assert len(tries) > 2
     assert caplog.text.count("no space left") == 1
     assert steps(folder) == [14]
+
+
+def test_a_last_save_that_fails_is_warned_of_even_after_an_earlier_one(folder, monkeypatch, caplog):
+    write, tries = Store.write, []
+
+    def fail(store, step, *rest):
+        tries.append(step)
+        if step != 14:
+            raise CheckpointError("Expected to save. Found: no space left. Free some.")
+        return write(store, step, *rest)
+
+    monkeypatch.setattr(Store, "write", fail)
+    fit(net(), TrainingCheckpoint(folder, every_epochs=1), epochs=3)
+    assert tries == [7, 14, 21]
+    assert caplog.text.count("Training continues") == 1
+    assert caplog.text.count("The training has ended, and this was its last checkpoint. Save the model") == 1
 
 
 def test_a_failed_save_ends_the_training_if_asked(folder, monkeypatch):

@@ -26,6 +26,7 @@ class Saver:
         # Python waits for this thread at exit.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfopt-checkpoint")
         self._pending: Future[int] | None = None
+        self._step = 0  # of the last one
 
     def is_free(self) -> bool:
         """Returns whether the last checkpoint is done; reports its error, if any."""
@@ -35,10 +36,14 @@ class Saver:
 
     def put(self, step: int, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
         """Begins to save a checkpoint. Call `wait` first."""
+        self._step = step
         self._pending = self._thread.submit(self.store.write, step, arrays, metadata)
 
-    def wait(self) -> bool:
+    def wait(self, *, ended: bool = False) -> bool:
         """Waits until the last checkpoint is safe; returns False if it could not be saved.
+
+        Args:
+            ended: Whether the training has ended, so that no other one follows: said even if an earlier one failed.
 
         Raises:
             tfopt.errors.CheckpointError: If it could not be saved, with on_error="raise".
@@ -54,9 +59,15 @@ class Saver:
                 raise
             foreseen = isinstance(error, CheckpointError)
             text = str(error) if foreseen else f"Expected to save a checkpoint. Found: {error!r}."
+            which = f" {self._step}, the last" if ended else ""
+            then = (
+                "The training has ended, and this was its last checkpoint. Save the model before this process ends."
+                if ended
+                else "Training continues; the next checkpoint is tried when it is due."
+            )
             warn_once(
-                f"checkpoint {self.store.folder}",
-                f"{text} Training continues; the next checkpoint is tried when it is due.",
+                f"checkpoint {self.store.folder}{which}",
+                f"{text} {then}",
                 error=None if foreseen else error,
             )
             return False

@@ -53,8 +53,9 @@ class Signals:
         self._over = True
         if threading.current_thread() is not threading.main_thread():
             return  # where Python changes no handlers: from now on each signal is passed on
-        for number, earlier in self._earlier.items():
+        for number in self._earlier:
             if signal.getsignal(number) == self._note:
+                earlier = self._earlier_of(number)
                 signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
         self._earlier = {}
 
@@ -62,7 +63,7 @@ class Signals:
         """The handler that the received signal had before, if it is a function."""
         if self.received is None:
             return None
-        handler = self._earlier.get(signal.Signals[self.received])
+        handler = self._earlier_of(signal.Signals[self.received])
         return handler if callable(handler) else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -77,11 +78,17 @@ class Signals:
         self.received = signal.Signals(number).name
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        earlier = self._earlier.get(number, signal.SIG_DFL)
+        earlier = self._earlier_of(number)
         if callable(earlier):
             earlier(number, frame)
         elif earlier != signal.SIG_IGN:
             self._die(number)
+
+    def _earlier_of(self, number: int) -> Any:
+        """The handler that a signal had before; one that an ended training could not remove is passed over."""
+        earlier = self._earlier.get(number, signal.SIG_DFL)
+        before = getattr(earlier, "__self__", None)
+        return before._earlier_of(number) if isinstance(before, Signals) and before._over else earlier
 
     @staticmethod
     def _die(number: int) -> None:
