@@ -12,7 +12,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
-from tfopt.callbacks.shared.running_fit import end_with_fit, steps_trained, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import RESUMED, end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import log_folder
 from tfopt.model.layers import computing_layers
 from tfopt.text import listed
@@ -73,8 +73,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         """Reads each optimizer's state."""
         self._before = self._states()
         # A restored training goes on counting; the optimizer does not count skipped steps.
-        applied = (state.applied for state in self._before.values())
-        self._trained = max(self._trained + self._last_step, steps_trained(self.model), *applied)
+        applied = [state.applied for state in self._before.values()]
+        self._trained = max(self._trained + self._last_step, getattr(self.model, RESUMED, 0), *applied)
         self._last_step = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -52,7 +52,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     at once.
 
     A finished training is not repeated: `fit` restores its final state and returns. With more `epochs`, it continues.
-    One that a callback stopped within an epoch continues after that step.
+    One that a callback stopped within an epoch continues after that step; if its loss was not finite, as with
+    `TerminateOnNaN`, from the checkpoint before.
 
     Args:
         folder: Used by this training only, on a disk that outlives it. `tfopt.checkpoint` lists, verifies and restores
@@ -202,7 +203,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._leave(training, training.logs, in_epoch=True)
         elif self.model.stop_training and batch + 1 < (self.params.get("steps") or math.inf):
             self._is_cut = True
-            self._save(training, training.logs, in_epoch=True)
+            # The restart would stop at once, and a few of them would leave no checkpoint from before it went wrong.
+            if np.isfinite(training.logs.get("loss", 0.0)).all():
+                self._save(training, training.logs, in_epoch=True)
         # Alone, do not wait for a slow disk: try again after the next step. Several processes save at the same step.
         elif due and (self._processes.count > 1 or self._saver is None or self._saver.is_free()):
             self._save(training, training.logs, in_epoch=True)

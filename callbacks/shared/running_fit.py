@@ -140,8 +140,8 @@ def steps_trained(model: keras.Model) -> int:
 
     After `TrainingCheckpoint` and `keras.callbacks.BackupAndRestore` this includes the steps of earlier runs.
     """
-    if RESUMED in getattr(model, "__dict__", {}):  # the optimizer's are restored once all callbacks began the epoch
-        return int(vars(model)[RESUMED])
+    if hasattr(model, RESUMED):  # the optimizer's are restored once all callbacks began the epoch
+        return int(getattr(model, RESUMED))
     optimizer = getattr(model, "optimizer", None)
     # Not `.iterations`, which counts updates: with gradient accumulation several steps make one update.
     counter = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_iterations", None)

@@ -256,6 +256,17 @@ def test_one_that_was_stopped_within_an_epoch_goes_on_there(folder):
 
 
 @pytest.mark.slow
+def test_one_that_was_stopped_for_a_loss_of_nan_goes_on_before_that(folder):
+    """However often it is started again."""
+    y = Y.copy()
+    y[2 * BATCH] = np.nan  # in the third step
+    for _ in range(3):
+        stop = keras.callbacks.TerminateOnNaN()
+        fit(net(), TrainingCheckpoint(folder, every_steps=2, every_seconds=None), stop, data=(X, y), shuffle=False)
+        assert steps(folder) == [2]
+    assert np.isfinite(read(folder).arrays["model/sequential/dense/kernel"]).all()
+
+
 def test_one_that_was_stopped_at_an_epochs_last_step_goes_on_with_the_next(folder):
     fit(net(), Stop(1, STEPS - 1), TrainingCheckpoint(folder), epochs=3)
     seen = Seen()
