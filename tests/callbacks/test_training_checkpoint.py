@@ -267,6 +267,7 @@ def test_one_that_was_stopped_for_a_loss_of_nan_goes_on_before_that(folder):
     assert np.isfinite(read(folder).arrays["model/sequential/dense/kernel"]).all()
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_at_an_epochs_last_step_goes_on_with_the_next(folder):
     fit(net(), Stop(1, STEPS - 1), TrainingCheckpoint(folder), epochs=3)
     seen = Seen()
@@ -294,6 +295,7 @@ def test_a_second_fit_begins_at_its_own_epoch(folder):
     assert {epoch for epoch, _ in seen.steps} == {0, 1}
 
 
+@pytest.mark.slow
 def test_the_same_callback_goes_on_although_the_exception_is_kept(folder):
     def interrupt(step):
         if step == 9:
