@@ -14,6 +14,7 @@ from plain_attention import attention_batch, draw, heads_net
 
 from tfopt import fit as overlapping
 from tfopt import kernels as tfopt_kernels
+from tfopt import memory
 from tfopt.bench.cases import GPU, Scale, kernels
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting
@@ -204,10 +205,12 @@ def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
     )
     monkeypatch.setattr(gpt2, "batch", partial(gpt2.batch, length=64, vocabulary=256))
     monkeypatch.setattr(kernels, "GPT2_BATCH", 2)
-    kernels.gpt2_case().variants[1].timer(ExitStack())
-    (net,) = made
-    assert (net.jit_compile, net.dtype_policy.name) == (True, "mixed_bfloat16")
-    assert [row.training for row in tfopt_kernels.explain(net).layers] == [()]
+    for variant in kernels.gpt2_case().variants[1:]:
+        variant.timer(ExitStack())
+    for net, recomputed in zip(made, (0, 1), strict=True):
+        assert (net.jit_compile, net.dtype_policy.name) == (True, "mixed_bfloat16")
+        assert [row.training for row in tfopt_kernels.explain(net).layers] == [()]
+        assert memory.undo(net) == recomputed
 
 
 @pytest.mark.slow
@@ -215,7 +218,7 @@ def test_gpt2_takes_flash_attention(cudnn, monkeypatch):
 def test_keras_path_is_not_measured_under_the_kernels_name(monkeypatch):
     made = noted(monkeypatch, gpt2, "model", heads_net)
     monkeypatch.setattr(gpt2, "batch", attention_batch)
-    plain, taken = kernels.gpt2_case().variants
+    plain, taken, _ = kernels.gpt2_case().variants
     plain.timer(ExitStack())
     assert tfopt_kernels.explain(made[0]).layers[0].training == ("not requested: use_flash_attention(model)",)
     with pytest.raises(UnsupportedError, match=r"Found Keras' own path: .*no GPU"):

@@ -11,6 +11,8 @@ from quick import first_quick
 from recomputed_nets import IDS, VALUES, assert_same, compared, layers, made, trained
 
 import tfopt
+from tfopt.bench.workloads import gpt2
+from tfopt.hardware.gpu_memory import first_gpu, in_use_bytes, peak_bytes, reset_peak
 from tfopt.memory import recompute, undo
 
 ops = keras.ops
@@ -115,6 +117,28 @@ def test_keeps_what_goes_into_them_alone(make, values, jit_compile):
     # The last one's gradient is computed while the others are kept.
     assert before.activations_mib - after.activations_mib >= values * (count - 1) * one
     assert after.total_mib < before.total_mib
+
+
+@pytest.mark.gpu
+def test_a_gpu_needs_less_memory():
+    blocks, width, examples, length = 6, 512, 8, 512
+    batch = gpt2.batch(examples, length=length, vocabulary=1024)
+    peaks, losses = [], []
+    for recomputed in (False, True):
+        keras.utils.set_random_seed(0)
+        with tfopt.precision.policy("mixed_bfloat16"):
+            model = gpt2.model(blocks=blocks, width=width, heads=8, vocabulary=1024, length=length, jit_compile=True)
+        tfopt.kernels.use_flash_attention(model)
+        if recomputed:
+            assert recompute(model, "activations") == blocks
+        losses.append([float(model.train_on_batch(*batch)) for _ in range(3)])
+        before = in_use_bytes(first_gpu())
+        reset_peak(first_gpu())
+        model.train_on_batch(*batch)
+        peaks.append(peak_bytes(first_gpu()) - before)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    one = 2 * examples * length * 4 * width  # bytes of a GELU's result
+    assert peaks[0] - peaks[1] >= 2 * (blocks - 1) * one
 
 
 def test_each_is_kept_once_where_nothing_but_its_output_is_needed():

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt import kernels, precision
+from tfopt import kernels, memory, precision
 from tfopt.bench.cases import Case, DrawTimer, Timer, Variant
 from tfopt.bench.results import Check
 from tfopt.bench.workloads import gpt2, photos
@@ -66,6 +66,12 @@ def gpt2_case() -> Case:
                 timer=partial(_gpt2_timer, kernels.use_flash_attention),
                 dtype=_DTYPE,
             ),
+            Variant(
+                name="flash attention, activations recomputed",
+                note='the same and memory.recompute(model, "activations")',
+                timer=partial(_gpt2_timer, _flash_and_recomputed),
+                dtype=_DTYPE,
+            ),
         ],
         model=gpt2.model,
     )
@@ -113,13 +119,18 @@ def attention_cases() -> list[Case]:
 
 
 _Attend = Callable[..., tf.Tensor]
-_Put = Callable[[keras.Model], int] | None
+_Put = Callable[[keras.Model], Any] | None
 
 
 def _gpt2_timer(put: _Put, stack: ExitStack) -> Timer:
     with precision.policy(_POLICY):
         net = gpt2.model(jit_compile=True)
     return _step_timer(net, put, gpt2.batch(GPT2_BATCH))
+
+
+def _flash_and_recomputed(net: keras.Model) -> None:
+    kernels.use_flash_attention(net)
+    memory.recompute(net, "activations")
 
 
 def _resnet_timer(batch_size: int, put: _Put, stack: ExitStack) -> Timer:
