@@ -217,7 +217,8 @@ def test_outputs_and_inputs_of_open_shapes(compiled):
 
 
 @pytest.mark.usefixtures("quick")
-def test_precisions_without_a_measured_rate_have_no_ceiling(compiled, tmp_path):
+def test_precisions_without_a_measured_rate_have_no_ceiling(compiled, tmp_path, monkeypatch):
+    monkeypatch.setattr(costing, "_RATED", ("float32",))
     model = compiled(
         keras.Sequential([keras.Input((8,), dtype="float64"), layers.Dense(4, dtype="float64", name="wide")])
     )
@@ -573,3 +574,13 @@ def test_several_replicas_are_refused(compiled, batch, monkeypatch, refusing):
     monkeypatch.setattr(keras.Sequential, "distribute_strategy", property(lambda self: strategy), raising=False)
     with pytest.raises(UnsupportedError, match=r"one device.* trains on 2 replicas.* outside the strategy's scope"):
         refusing(model, batch((4,)))
+
+
+@pytest.mark.usefixtures("quick")
+def test_products_in_float64_are_set_against_their_own_rate(compiled):
+    model = compiled(keras.Sequential([keras.Input((8,), dtype="float64"), layers.Dense(4, dtype="float64")]))
+    found = cost(model, (tf.zeros((3, 8), "float64"), tf.zeros(3)))
+    (dense,) = found.layers
+    assert set(found.matmul_tflops) == {"float64"}
+    flops = 2 * (2 * 3 * 8 * 4)  # forward, and for the gradient of the weights
+    assert dense.least_products_ms == pytest.approx(flops / found.matmul_tflops["float64"] / 1e9)

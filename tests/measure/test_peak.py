@@ -23,7 +23,7 @@ def test_the_best_block_counts_and_the_first_product_does_not():
     assert clock.passing == []
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tensorfloat32", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tensorfloat32", "float32", "float64"])
 def test_every_dtype_gives_a_rate_and_leaves_tf32_as_it_was(dtype, monkeypatch):
     seen = []
     product = tf.matmul

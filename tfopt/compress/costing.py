@@ -27,7 +27,7 @@ from tfopt.warn import warn_caller
 
 _TURNS = 5
 _STEPS, _SAMPLES = 20, 10  # of the whole step
-_RATED = ("bfloat16", "float16", "tensorfloat32", "float32")  # by `matmul_tflops`
+_RATED = ("bfloat16", "float16", "tensorfloat32", "float32", "float64")  # by `matmul_tflops`
 
 
 def cost(model: keras.Model, batch: Data) -> ModelCost:

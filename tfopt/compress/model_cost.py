@@ -45,7 +45,7 @@ class LayerCost:
     backward_ms: float | None
     least_products_ms: float | None
     """Time for its FLOPs at the rate of a large matrix product on this machine; None if these have a dtype, such as
-    float64, whose rate is not measured."""
+    int8, whose rate is not measured."""
     least_memory_ms: float
     """Time for its bytes at the rate of a large copy on this machine."""
     tensor_cores: str
@@ -103,7 +103,7 @@ class ModelCost(Shown):
     step_flops: int | None
     """Of the matrix products and convolutions in the step's own graph; None if some are unknown."""
     matmul_tflops: dict[str, float]
-    """Rate of a large matrix product, by precision; none for float64 and integers."""
+    """Rate of a large matrix product, by precision; none for integers and float8."""
     copy_gib_per_second: float
     """Rate of a large copy, counting what is read and what is written."""
 

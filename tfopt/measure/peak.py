@@ -17,6 +17,7 @@ _STORED = {
     "float16": tf.float16,
     "tensorfloat32": tf.float32,
     "float32": tf.float32,
+    "float64": tf.float64,
 }
 _SIZE_ON_GPU = 8192
 _SIZE_ON_CPU = 2048
@@ -38,8 +39,8 @@ def matmul_tflops(
     Source: a product of two n×n matrices has 2n³ operations.
 
     Args:
-        dtype: "bfloat16", "float16", "tensorfloat32" (float32 rounded on Tensor Cores, TensorFlow's default) or
-            "float32" (not rounded). A CPU computes the last two identically.
+        dtype: "bfloat16", "float16", "tensorfloat32" (float32 rounded on Tensor Cores, TensorFlow's default), "float32"
+            (not rounded; a CPU computes both identically) or "float64".
         size: Rows of the matrices. None: 8192 on a GPU, enough for the largest, 2048 on a CPU.
         clock: Seconds, monotonic.
 
