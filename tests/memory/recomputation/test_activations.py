@@ -39,6 +39,14 @@ def by_operation():
     return keras.Model(inputs, layers.Dense(20, activation="softmax")(outputs))
 
 
+def dropped():
+    """Dropout hides the activation from the layer behind it."""
+    row = [
+        layer for _ in range(3) for layer in (layers.Dense(24, activation="gelu"), layers.Dropout(0.2), layers.Dense(6))
+    ]
+    return keras.Sequential([keras.Input((6,)), *row, layers.Dense(20, activation="softmax")])
+
+
 def convolutional():
     rows = [
         (layers.Conv1D(8, 3, padding="same"), layers.LeakyReLU()),
@@ -104,9 +112,9 @@ def test_trains_the_same_in_any_precision_under_xla(make, policy, rounding):
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("make", "values"), [(dense, 2), (by_operation, 1)])
+@pytest.mark.parametrize(("make", "values"), [(dense, 2), (by_operation, 1), (dropped, 1)])
 def test_keeps_what_goes_into_them_alone(make, values, jit_compile):
-    """Each result need not be kept; a GELU and a SiLU also compute something on the way."""
+    """A result need not be kept but where dropout follows; a GELU and a SiLU also compute something on the way."""
     examples, width = 4096, 24
     batch = tf.TensorSpec((examples, 6)), tf.TensorSpec((examples,), tf.int32)
     model = made(functools.partial(make, "gelu") if make is dense else make, jit_compile=jit_compile)
@@ -181,16 +189,47 @@ def test_a_function_that_draws_draws_once_for_the_layer_behind_it():
     compared(make, activations, tolerance=1e-6)
 
 
-@pytest.mark.slow
-def test_loops_keep_theirs():
-    def make():
-        inputs = keras.Input((6,))
-        outputs = layers.Embedding(20, 8)(inputs)
-        outputs = layers.GRU(8, activation="silu", return_sequences=True, reset_after=False)(outputs)
-        outputs = layers.TimeDistributed(layers.Dense(8, activation="gelu"))(outputs)
-        return keras.Model(inputs, layers.Dense(20, activation="softmax")(outputs))
+class Looping(layers.Layer):
+    """Has activations in a loop, and before it one whose result is taken inside."""
 
-    compared(make, activations, tolerance=1e-6)
+    def __init__(self):
+        super().__init__()
+        self.activation = keras.activations.gelu
+        self.first, self.up = layers.Dense(12, activation="mish"), layers.Dense(12, activation="silu")
+        self.down, self.outside = layers.Dense(6), layers.Dense(6)
+
+    def build(self, shape):
+        for layer in (self.first, self.up):
+            layer.build((None, 6))
+        for layer in (self.down, self.outside):
+            layer.build((None, 12))
+
+    def call(self, inputs):
+        before = self.first(inputs)
+
+        def body(step, state):
+            return step + 1, state + self.down(self.up(self.activation(state))) + self.outside(before)
+
+        return ops.while_loop(lambda step, state: step < 3, body, (0, inputs), maximum_iterations=3)[1]
+
+
+def recurrent():
+    inputs = keras.Input((6,))
+    outputs = layers.Embedding(20, 8)(inputs)
+    outputs = layers.GRU(8, activation="silu", return_sequences=True, reset_after=False)(outputs)
+    outputs = layers.TimeDistributed(layers.Dense(8, activation="gelu"))(outputs)
+    return keras.Model(inputs, layers.Dense(20, activation="softmax")(outputs))
+
+
+def looping():
+    return keras.Sequential([keras.Input((6,)), Looping(), layers.Dense(20, activation="softmax")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("make", [recurrent, looping])
+def test_loops_keep_theirs(make, jit_compile):
+    compared(make, activations, jit_compile=jit_compile, tolerance=1e-5)
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class ActivationCall:
         """Takes and returns what the `call` does."""
         if isinstance(self._owner, _OPERATIONS):
             return self._activated(self._stock, inputs)
-        function, source = getattr(inputs, _MADE_OF, (None, inputs))
+        function, source = getattr(inputs, _MADE_OF, (None, inputs)) if _may_repeat(inputs) else (None, inputs)
         activation = self._owner.activation
         if not isinstance(self._owner, _LINEAR):
             with self._activation(lambda x: self._activated(activation, x)):
@@ -111,9 +111,9 @@ class ActivationCall:
 
     def _activated(self, function: Callable[[Any], Any], inputs: Any) -> Any:
         """Applies an activation, whose result tells the layer behind it how it was made."""
-        graph = tf.compat.v1.get_default_graph()
-        if not is_differentiated(inputs) or in_while_loop_defun(graph):
+        if not _may_repeat(inputs):
             return function(inputs)
+        graph = tf.compat.v1.get_default_graph()
         begin = len(graph.get_operations())
         outputs = Part(f"the activation of {self._path!r}", function, self._owner)(inputs)
         # A second draw of random numbers would differ from the first.
@@ -130,6 +130,11 @@ class ActivationCall:
             yield
         finally:
             object.__setattr__(self._owner, "activation", before)
+
+
+def _may_repeat(inputs: Any) -> bool:
+    """Whether a gradient is expected, and can be customized: TensorFlow cannot inside of loops."""
+    return is_differentiated(inputs) and not in_while_loop_defun(tf.compat.v1.get_default_graph())
 
 
 def _has_activation(operation: keras.Operation) -> bool:
