@@ -5,7 +5,10 @@ from models import batch, small_net
 from tensorflow.python.framework import config
 from tensorflow.python.ops import control_flow_util
 
+from tfopt.batch import accumulate
 from tfopt.errors import UnsupportedError
+from tfopt.model.state import traced_steps
+from tfopt.precision import apply
 from tfopt.xla import jit, set_jit
 from tfopt.xla.obstacles import device
 
@@ -147,6 +150,26 @@ def test_a_model_compiled_anew_in_a_block_keeps_that():
         model.compile("sgd", "mse", jit_compile=True)
     assert model.jit_compile is True
     assert model.train_function is None  # the one before trains with another optimizer
+
+
+def test_a_step_that_accumulates_since_a_block_goes_on_so():
+    model, _ = traced_net()
+    fit(model)
+    with jit(model, True):
+        accumulate(model, 2)
+    assert model.jit_compile is False
+    fit(model, 2)
+    assert model.optimizer.iterations.numpy() == 2
+
+
+def test_a_policy_applied_in_a_block_stays():
+    model, _ = traced_net(keras.layers.Conv2D(2, 3))
+    fit(model)
+    with jit(model, True):
+        apply(model, "mixed_bfloat16")
+    fit(model)
+    operations = [one for step in traced_steps(model) for one in step.graph.get_operations()]
+    assert {one.outputs[0].dtype for one in operations if one.type == "Conv2D"} == {tf.bfloat16}
 
 
 def test_a_block_that_cannot_begin_changes_nothing():

@@ -80,7 +80,8 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
     """Switches XLA on or off inside a block and restores the model's setting afterwards, even after an exception.
 
     Use it for one `fit` or `evaluate` that must run with or without XLA. Functions compiled before the block are reused
-    after it, so leaving it compiles nothing. A `model.compile(...)` inside the block stays in effect.
+    after it, so leaving it compiles nothing. A `model.compile(...)` inside the block stays in effect, as does whatever
+    else makes the step anew, such as `tfopt.batch.accumulate` or `tfopt.precision.apply`.
 
     Args:
         model: A compiled model.
@@ -98,6 +99,7 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
     before, saved = model.jit_compile, compilation.config["jit_compile"]
     functions = {name: getattr(model, name) for name in STEP_FUNCTIONS}
     set_jit(model, on)
+    during = {name: getattr(model, name) for name in STEP_FUNCTIONS}
     try:
         yield
     finally:
@@ -105,7 +107,8 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
         if model._compile_config is compilation:
             model.jit_compile, compilation.config["jit_compile"] = before, saved
             for name, function in functions.items():
-                if function is None:
+                # One made anew in the block, as by tfopt.batch.accumulate, computes something else than the old one.
+                if function is None or getattr(model, name) is not during[name]:
                     rebuild_step_function(model, name)
                 else:
                     setattr(model, name, function)
