@@ -327,6 +327,25 @@ def test_a_model_that_accumulates_takes_it_in_either_order():
         np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_model_that_accumulates_losses_of_some_tokens(weighted):
+    x, y = tokens()
+    x[::3, 2:] = 0
+    options = {"mask_zero": True}
+    if weighted:
+        options = {"loss": cross_entropy(reduction="mean_with_sample_weight")}
+    weights = [(x > 0).astype("float32")] if weighted else []
+    large, small = dense_net(**options), dense_net(**options)
+    assert chunk_cross_entropy(small, 3) == 1
+    accumulate(small, 3)
+    small.fit(batched(x, y, *weights), shuffle=False, verbose=0)
+    large.train_on_batch(x, y, *weights)
+    (row,) = explain(small).layers
+    assert row.training == ()
+    for one, other in zip(small.get_weights(), large.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_a_model_that_accumulates_a_step_set_on_it_keeps_keras_path():
     net = dense_net()
     net.train_step = lambda data: keras.Model.train_step(net, data)

@@ -26,7 +26,7 @@ def hidden_states(embedded):
     """What stands between an embedding and the last product."""
     layers = keras.layers
     inner = layers.Dense(WIDTH, activation="gelu")(layers.LayerNormalization()(embedded))
-    return layers.LayerNormalization()(embedded + inner)
+    return layers.LayerNormalization()(layers.Add()([embedded, inner]))  # unlike +, Add passes the mask on
 
 
 def dense_net(policy="float32", *, head=None, mask_zero=False, **compile_options):

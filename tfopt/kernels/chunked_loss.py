@@ -20,6 +20,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.kernels.replacing import CALLS_OWN, LayerPath, Traced, layer_path, renew, replace, replacement
 from tfopt.kernels.token_pieces import Chunks, LastProduct, in_pieces
 from tfopt.model.layers import output_layers, require_model
+from tfopt.model.step_calls import NOT_OF_THE_STEP
 from tfopt.warn import warn_once
 
 _CROSS_ENTROPY = keras.losses.sparse_categorical_crossentropy
@@ -152,9 +153,11 @@ class _Reading:
         return getattr(self.holder, self.name)(labels, logits, **self.holder._fn_kwargs)
 
     @contextmanager
-    def answered(self, labels: tf.Tensor, values: tf.Tensor) -> Iterator[None]:
+    def answered(self, labels: tf.Tensor, values: tf.Tensor, *, of_step: bool = True) -> Iterator[None]:
         """Lets the holder find the values of all tokens, whatever logits it passes."""
         values = tf.reshape(values, tf.shape(labels))
+        if not of_step:
+            setattr(values, NOT_OF_THE_STEP, True)
         ignored = self.holder._fn_kwargs.get("ignore_class")
         if ignored is not None:
             backend.set_keras_mask(values, tf.not_equal(labels, tf.cast(ignored, labels.dtype)))
@@ -269,7 +272,7 @@ def _slopes(loss: Any, reading: _Reading, y: tf.Tensor, y_pred: tf.Tensor, sampl
     zeros = tf.zeros([tf.size(y)], loss.dtype)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(zeros)
-        with reading.answered(y, zeros):
+        with reading.answered(y, zeros, of_step=False):
             total = loss(y, y_pred, sample_weight)
     return tape.gradient(total, zeros)
 

@@ -9,6 +9,9 @@ import tensorflow as tf
 
 from tfopt.model.layers import calls_wrapped, floating_tensors, is_keras_own
 
+NOT_OF_THE_STEP = "_tfopt_not_of_the_step"
+"""An attribute of losses per example that stand in for the step's own, as to take the derivative of their reduction."""
+
 _PLAIN = (bool, int, float, str, FunctionType)
 _OF_EACH = {"name", "build", "quantize"}  # attributes that Keras sets in each layer, besides those of an empty one
 

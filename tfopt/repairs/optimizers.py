@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
+from tfopt.model.step_calls import NOT_OF_THE_STEP
 from tfopt.repairs.repair import Function, Repair, trains_together
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -225,6 +226,7 @@ class _Values(NamedTuple):
     is_scalar: bool
     is_weighted: bool
     mask: Any
+    of_step: bool = True
 
 
 _here = threading.local()  # where to note reductions in this thread, and the values of the next one
@@ -249,7 +251,8 @@ def _noting_values(original: Function) -> Function:
         reduction: str = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        _here.values = _Values(not len(getattr(values, "shape", ())), sample_weight is not None, mask)
+        of_step = not hasattr(values, NOT_OF_THE_STEP)
+        _here.values = _Values(not len(getattr(values, "shape", ())), sample_weight is not None, mask, of_step)
         return original(values, sample_weight, mask, reduction, dtype)
 
     return reduce_weighted_values
@@ -258,8 +261,8 @@ def _noting_values(original: Function) -> Function:
 def _noting_reduction(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
         given, _here.values = getattr(_here, "values", None), None
-        if getattr(_here, "noted", None) is not None:
-            given = given or _Values(not len(values.shape), False, None)
+        given = given or _Values(not len(values.shape), False, None)
+        if getattr(_here, "noted", None) is not None and given.of_step:
             _here.noted.append(_reduction(given, sample_weight, reduction))
         return original(values, sample_weight, reduction)
 
