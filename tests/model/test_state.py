@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 from quick import campaign, first_quick
 
@@ -186,6 +189,59 @@ def test_once():
     with preserved(model):
         train(model)
     assert_same_state(before, state(model))
+
+
+def test_an_optimizer_that_is_not_built_yet():
+    model = small_net()
+    with preserved(model):
+        train(model)
+    other = small_net()
+    for one in (model, other):
+        train(one)
+    assert_same_state(state(other), state(model))
+
+
+class TwoOptimizers(keras.Model):
+    def __init__(self):
+        super().__init__(name="two")
+        self.one, self.other = keras.layers.Dense(2), keras.layers.Dense(2)
+        self.build((None, 3))
+
+    def build(self, shape):
+        self.one.build(shape)
+        self.other.build(shape)
+        self.built = True
+
+    def compile(self):
+        super().compile()
+        self.optimizers = [keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)]
+
+    def train_step(self, x):
+        for layer, optimizer in zip((self.one, self.other), self.optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(layer(x) ** 2)
+            weights = layer.trainable_weights
+            optimizer.apply(tape.gradient(loss, [weight.value for weight in weights]), weights)
+        return {"loss": loss}
+
+
+def test_all_optimizers_of_a_model():
+    model, data = TwoOptimizers(), tf.data.Dataset.from_tensors(tf.ones([4, 3]))
+    model.compile()
+    with pytest.raises(ValueError, match="Found 'optimizers' of 'two', which is not built"):
+        preserved(model)
+    model.fit(data, verbose=0, shuffle=False)
+    slots = [variable for optimizer in model.optimizers for variable in optimizer.variables]
+    before = [slot.numpy() for slot in slots]
+    with preserved(model):
+        model.fit(data, verbose=0, shuffle=False)
+    for slot, value in zip(slots, before, strict=True):
+        np.testing.assert_array_equal(slot, value)
+
+
+def test_a_model_that_is_not_built_is_refused():
+    with pytest.raises(ValueError, match="Expected a built model"):
+        preserved(keras.Sequential([keras.layers.Dense(1)]))
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from tensorflow.python.framework import random_seed
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
-from tfopt.model.layers import is_keras_own
+from tfopt.model.layers import is_built, is_keras_own
 
 _ABSENT = object()
 _CALLS_ON_HOST = 2
@@ -84,14 +84,33 @@ def python_random_kept() -> Iterator[None]:
 def preserved(model: keras.Model, *, also: Iterable[tf.Variable] = ()) -> AbstractContextManager[None]:
     """Restores a built model after a block of code: weights, optimizer slots, iterations, metrics, seeds, fit's state.
 
+    The optimizer that the model was compiled with is built first, unless it is built already.
+
     Args:
-        model: Built, so that its variables exist.
+        model: Built, so that its variables exist, as must be those of other optimizers that it holds.
         also: More variables to restore, which the training step touches and Keras does not know of.
+
+    Raises:
+        ValueError: If the model, or another optimizer that it holds, is not built.
 
     Example:
         >>> with tfopt.measure.preserved(model):
         ...     model.fit(dataset)
     """
+    if not is_built(model):
+        raise ValueError(
+            f"Expected a built model, whose variables exist. Received: {model.name!r}, which is not built. Call it on "
+            "a batch first."
+        )
+    if model.compiled and model.optimizer is not None and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    unbuilt = [where for optimizer, where in optimizers_of(model).items() if not optimizer.built]
+    if unbuilt:
+        raise ValueError(
+            f"Expected optimizers whose variables exist. Found {unbuilt[0]}, which is not built. Call its build with "
+            "the weights that it updates, or fit the model for a step first."
+        )
     return StatePreserver(model, also=also).preserved()
 
 
@@ -162,8 +181,8 @@ def _gpus(parts: list[Any]) -> dict[str, int]:
 def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
     """Every tf.Variable to restore, once; a mirrored variable as its variables on the replicas."""
     keras_variables = [*model.variables, *model.metrics_variables]
-    if model.optimizer is not None:
-        keras_variables += model.optimizer.variables
+    for optimizer in optimizers_of(model):
+        keras_variables += optimizer.variables
     # Layers and functions without a seed of their own advance Keras' global one.
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is not None:
@@ -172,6 +191,19 @@ def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
     return list(
         {id(part): part for variable in variables for part in getattr(variable, "values", (variable,))}.values()
     )
+
+
+def optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
+    """The optimizers that a model and the models in it hold, and where: "'d_optimizer' of 'gan'"."""
+    found: dict[keras.optimizers.Optimizer, str] = {}
+    for holder in [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]:
+        for name, value in vars(holder).items():
+            if not name.startswith("_self_"):  # TensorFlow's tracking records
+                inside = value.values() if isinstance(value, dict) else value
+                for one in inside if isinstance(value, (dict, list, tuple)) else [value]:
+                    if isinstance(one, keras.optimizers.Optimizer):
+                        found.setdefault(one, f"{name!r} of {holder.name!r}")
+    return found
 
 
 STEP_FUNCTIONS = ("train_function", "test_function", "predict_function")

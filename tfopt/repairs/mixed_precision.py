@@ -16,6 +16,7 @@ from keras.src.backend.common import global_state
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers
+from tfopt.model.state import optimizers_of as optimizers_of
 from tfopt.repairs import gradient_graph
 from tfopt.repairs.repair import Function, Repair, trains_together
 
@@ -46,19 +47,6 @@ def automatic_wrapper(inner: keras.optimizers.Optimizer) -> keras.optimizers.Los
 def computes_in_float16(model: keras.Model) -> bool:
     """Whether any layer of a model computes in float16, so that its loss must be scaled."""
     return any(layer.compute_dtype == "float16" for layer in computing_layers(model) or [model])
-
-
-def optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
-    """The optimizers that a model and the models in it hold, and where: "'d_optimizer' of 'gan'"."""
-    found: dict[keras.optimizers.Optimizer, str] = {}
-    for holder in [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]:
-        for name, value in vars(holder).items():
-            if not name.startswith("_self_"):  # TensorFlow's tracking records
-                inside = value.values() if isinstance(value, dict) else value
-                for one in inside if isinstance(value, (dict, list, tuple)) else [value]:
-                    if isinstance(one, keras.optimizers.Optimizer):
-                        found.setdefault(one, f"{name!r} of {holder.name!r}")
-    return found
 
 
 def refuse_unscaled(model: keras.Model) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.model.batches import Data, as_dataset, first_alike_batches, is_endless, specs_of
 from tfopt.model.layers import is_built, require_compiled
-from tfopt.model.state import preserved
+from tfopt.model.state import StatePreserver
 
 
 def require_finite(data: Data) -> None:
@@ -29,7 +29,7 @@ def trial_batch(model: keras.Model, data: Data) -> Any:
     """
     (batch,) = first_alike_batches(data, 1)
     try:
-        with preserved(model):  # a layer may draw, or keep a state
+        with StatePreserver(model).preserved():  # a layer may draw, or keep a state
             model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)
     except (TfoptError, Warning, tf.errors.ResourceExhaustedError):
         raise

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import LayerError, layer_paths
-from tfopt.model.state import draws_in_float32, preserved, without_dropout
+from tfopt.model.state import StatePreserver, draws_in_float32, without_dropout
 from tfopt.precision.float8_clones import quantized_clone, settle_scales
 from tfopt.precision.float8_margins import measured_margins
 from tfopt.precision.gate.layer_table import (
@@ -72,13 +72,13 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
                 probe = Probe(reference, candidate, batches[0], applied=policy != {})
             except Exception as error:  # whatever the user's layers raise on tensors of this dtype
                 raise _does_not_compute(assigned, error) from error
-            with preserved(model, also=probe.variables):
+            with StatePreserver(model, also=probe.variables).preserved():
                 return measure(probe, batches, assigned)
     except tf.errors.ResourceExhaustedError:
         raise
     except tf.errors.OpError as error:
         alone = Probe(reference, reference, batches[0], applied=False)
-        with preserved(model, also=alone.variables):
+        with StatePreserver(model, also=alone.variables).preserved():
             for batch in batches:
                 alone(batch, [])  # if this raises too, the policy is not at fault
         raise _does_not_compute(assigned, error) from error
@@ -117,7 +117,7 @@ def recurrent_layers(paths: Mapping[keras.Layer, str]) -> dict[str, str]:
 @contextmanager
 def _on_clone(model: keras.Model, batches: Sequence[Any], assigned: Assignment) -> Iterator[Variant]:
     """A clone with its float8 layers quantized, which could not be taken back in the model itself."""
-    with preserved(model):  # training a clone may advance the seed that all models share
+    with StatePreserver(model).preserved():  # training a clone may advance the seed that all models share
         clone = quantized_clone(model, assigned.policies, assigned.quantized)
         with without_dropout(clone):
             try:
