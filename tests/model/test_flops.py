@@ -251,6 +251,13 @@ def test_sparse_products():
     assert "a size is open" in found.unknown[0]
 
 
+def test_a_dense_layer_on_sparse_inputs_is_unknown():
+    stack = [keras.Input((4,), sparse=True), layers.Dense(3, use_bias=False), layers.Dense(2)]
+    found = traced(keras.Sequential(stack), tf.SparseTensorSpec((8, 4)))
+    assert found.per_example is None
+    assert "SegmentSum" in found.unknown[0]
+
+
 def test_lengths_that_only_the_data_fixes():
     stack = [keras.Input((None, 4)), layers.Dense(4), layers.LSTM(3)]
     found = traced(keras.Sequential(stack), (LENGTH, 4))

@@ -205,7 +205,7 @@ class _Function:
                     self.calls.add(name)
             elif is_product(kind):
                 self.products[name] = operation
-            elif is_opaque(kind):
+            elif is_opaque(operation):
                 self.opaque[name] = kind
 
     def used_of(self, operation: tf.Operation) -> frozenset[int] | None:

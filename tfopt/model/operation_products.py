@@ -37,11 +37,26 @@ def is_product(kind: str) -> bool:
     return kind in _COUNTS
 
 
-def is_opaque(kind: str) -> bool:
-    """Whether operations of a type may hold products that cannot be counted: foreign code, decompositions, solvers."""
+def is_opaque(operation: tf.Operation) -> bool:
+    """Whether an operation may hold products that cannot be counted: foreign code, decompositions, solvers."""
+    kind = operation.type
     if kind in _XLA_WITHOUT_PRODUCTS:
         return False
+    if kind == "SegmentSum":
+        return _ends_sparse_product(operation)
     return kind in _OPAQUE or kind.startswith(_OPAQUE_PREFIXES) or not hasattr(tf.raw_ops, kind)
+
+
+def _ends_sparse_product(operation: tf.Operation) -> bool:
+    """Whether a sum is the last part of a product with a sparse matrix, as keras.ops.matmul computes it.
+
+    It gathers a row of the dense matrix for each element that is not zero, and multiplies and sums them. How many those
+    are only the data says.
+    """
+    weighted, segments = (tensor.op for tensor in operation.inputs)
+    while segments.type in ("Cast", "Identity", "StridedSlice"):
+        segments = segments.inputs[0].op
+    return weighted.type == "Mul" and segments.type == "SparseFillEmptyRows"
 
 
 def _size(tensor: tf.Tensor) -> int | None:
