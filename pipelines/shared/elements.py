@@ -143,7 +143,9 @@ def pad_batch(batch: Any, batch_size: int) -> Any:
             _expect_one_loss(target, batch_size)
     flat = tf.nest.flatten(batch)
     # Where the size is known, without a branch: XLA on a GPU gets the shape of uint8 wrong that comes out of one.
-    count = _at_most(batch_size, flat[0].shape[0] or tf.shape(flat[0])[0])
+    count = at_most(
+        batch_size, flat[0].shape[0] or tf.shape(flat[0])[0], "remainder='pad' (else pass remainder='keep' or 'drop')"
+    )
     rows = tf.range(batch_size)
 
     def repeated() -> list[Any]:
@@ -179,17 +181,17 @@ def _expect_one_loss(target: Any, batch_size: int) -> None:
         )
 
 
-def _at_most(batch_size: int, count: Any) -> Any:
+def at_most(most: int, count: Any, what_for: str) -> Any:
     """Returns the number of examples in a batch; fails, in a graph when it runs, if a function has added some."""
     text = (
-        f"Expected an `augment` that returns no more than the {batch_size} examples of a batch, for remainder='pad'. "
-        "Found {}, of which padding would leave out some. Pass remainder='keep' or 'drop'."
+        f"Expected an `augment` that returns no more than the {most} examples of a batch, for {what_for}. Found {{}}, "
+        "of which some would be left out."
     )
     if isinstance(count, int):
-        if count > batch_size:
+        if count > most:
             raise ValueError(text.format(count))
         return count
-    with tf.control_dependencies([tf.debugging.Assert(count <= batch_size, [tf.strings.format(text, count)])]):
+    with tf.control_dependencies([tf.debugging.Assert(count <= most, [tf.strings.format(text, count)])]):
         return tf.identity(count)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.elements import at_most, element_of, without_autograph
 from tfopt.pipelines.shared.nondeterminism import Finding
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
 from tfopt.pipelines.shared.seeding import sequence
@@ -169,8 +169,7 @@ def distributed(dataset: Any, part: Part) -> Any:
 
     def here(context: Any) -> Any:
         del context
-        replicas = dataset if part.size == part.replica_size else dataset.rebatch(part.replica_size)
-        replicas = replicas.prefetch(tf.data.AUTOTUNE)
+        replicas = replica_batches(dataset, part).prefetch(tf.data.AUTOTUNE)
         # Keras counts steps; TensorFlow counts the replicas' batches, of this process only.
         replicas.cardinality = lambda: tf.constant(part.steps, tf.int64)
         return replicas
@@ -178,6 +177,27 @@ def distributed(dataset: Any, part: Part) -> Any:
     found = tf.distribute.get_strategy().distribute_datasets_from_function(here)
     setattr(found, IN_PARTS, part)
     return found
+
+
+def replica_batches(dataset: Any, part: Part) -> Any:
+    """Returns a part's batches split into those of this process' replicas.
+
+    An `augment` that adds examples to a batch is refused: there would be more of them than steps, and those at the end
+    would never be read.
+    """
+    if part.size == part.replica_size:
+        return dataset
+    what_for = f"{part.size // part.replica_size} replicas in each of several processes"
+
+    @without_autograph
+    def counted(*batch: Any) -> Any:
+        dense = next((leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)), None)
+        if dense is not None:
+            known = dense.shape[0] if dense.shape.rank else None
+            at_most(part.size, known or tf.shape(dense)[0], what_for)
+        return element_of(batch, dataset.element_spec)
+
+    return dataset.map(counted).rebatch(part.replica_size)
 
 
 def worker_place(strategy: Any) -> tuple[int, int]:

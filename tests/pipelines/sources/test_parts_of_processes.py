@@ -9,7 +9,7 @@ from part_sources import ALL, COUNT, FEATURES, NAMES, source, write_files
 from quick import first_quick
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import plan_pipeline, records
+from tfopt.pipelines import per_batch, plan_pipeline, records
 from tfopt.pipelines.sources import parts
 from tfopt.pipelines.stages import batch_stages
 
@@ -123,6 +123,18 @@ def test_processes_draw_different_augmentations_under_one_seed(plans):
 def test_what_would_lose_or_repeat_examples_is_refused(plans, data, options, found):
     with pytest.raises((UnsupportedError, PipelineError, ValueError), match=found):
         plans(data, 2, **options)
+
+
+@pytest.mark.parametrize("count", [48, 46])  # static, and with a smaller last batch
+def test_a_function_that_adds_examples_to_the_batches_of_several_replicas_is_refused(plans, count):
+    def twice(numbers):
+        return tf.concat([numbers, -numbers], 0)
+
+    part = parts.Part(**dict.fromkeys(parts.Part.__dataclass_fields__) | {"size": 6, "replica_size": 3})
+    plain, added = (plans(np.arange(count), 2, augment=augment)[0] for augment in (None, per_batch(twice)))
+    assert {len(batch) for batch in parts.replica_batches(plain.build(), part)} <= {3, 2, 1}
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"no more than the 6 examples.*Found 12"):
+        list(parts.replica_batches(added.build(), part))
 
 
 def test_a_batch_that_only_one_process_could_fill_is_left_out_by_all(plans):
