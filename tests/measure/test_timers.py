@@ -12,6 +12,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from models import assert_same_state, batch, small_net, state
 from quick import first_quick
 
+import tfopt
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError
 from tfopt.measure import FitTimer, StepTimer, fit_time, one_batch, step_time
 
@@ -351,3 +352,12 @@ class TestRefusals:
     def test_counts(self, measure, name, value):
         with pytest.raises(ValueError, match=f"Expected {name} to be an integer"):
             measure(small_net(), dataset(), **{name: value})
+
+
+@pytest.mark.parametrize("verb", ["step_time", "fit_time", "find", "decide", "cost"])
+def test_a_model_without_an_optimizer_is_refused_as_such(verb):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(None, "mse")
+    call = getattr({"find": tfopt.batch, "decide": tfopt.xla, "cost": tfopt.compress}.get(verb, tfopt.measure), verb)
+    with pytest.raises(ValueError, match="compiled with optimizer=None"):
+        call(model, (np.ones((4, 3), "float32"), np.ones((4, 2), "float32")))

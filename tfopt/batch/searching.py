@@ -17,7 +17,7 @@ from tfopt.errors import TfoptError, UnsupportedError, summarize_error, unknown_
 from tfopt.files import write_atomic
 from tfopt.measure import preserved
 from tfopt.model.batches import Data, specs_of
-from tfopt.model.layers import require_compiled
+from tfopt.model.layers import require_compiled, require_optimizer
 from tfopt.model.state import trace_train_step
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
 from tfopt.page.bars import Tone
@@ -206,7 +206,8 @@ def find(
 
     Raises:
         TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
-        ValueError: If the model is not compiled or cannot train on the data, or if an argument is out of range.
+        ValueError: If the model is not compiled with an optimizer or cannot train on the data, or if an argument is out
+            of range.
         tfopt.errors.PipelineError: If the data hold no example, or cannot be read.
         tfopt.errors.UnsupportedError: If the model trains on several replicas, if the data are sparse or ragged, or if
             there is `limit_mib` and no estimate.
@@ -228,7 +229,7 @@ def find(
 def _checked(
     model: keras.Model, largest: int | None, goal: str, limit_mib: float | None
 ) -> tuple[int | None, float | None]:
-    require_compiled(model)
+    require_optimizer(require_compiled(model))
     if goal not in _GOALS:
         raise unknown_name("goal", goal, _GOALS)
     replicas = model.distribute_strategy.num_replicas_in_sync

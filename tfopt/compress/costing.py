@@ -20,7 +20,7 @@ from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
 from tfopt.measure.timers import StepTimer
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, on_device, specs_of
 from tfopt.model.flops import graph_flops, step_flops
-from tfopt.model.layers import is_keras_own, layer_paths, require_compiled
+from tfopt.model.layers import is_keras_own, layer_paths, require_compiled, require_optimizer
 from tfopt.model.step_calls import StepCall, StepCalls, kind_of
 from tfopt.precision import alignment
 from tfopt.warn import warn_caller
@@ -50,7 +50,7 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 
     Raises:
         TypeError: If `model` is not a Keras model, or `batch` is neither a batch nor a dataset.
-        ValueError: If the model is not compiled, or calls no layers.
+        ValueError: If the model is not compiled with an optimizer, or calls no layers.
         tfopt.errors.PipelineError: If the dataset or the batch is empty.
         tfopt.errors.UnsupportedError: If the model has no `call`, trains on several replicas, runs eagerly and its step
             cannot be traced, or does not train on the batch.
@@ -66,6 +66,7 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
     """Returns what `cost` does, and the recorded call of each of its layers."""
     require_one_device(require_compiled(model))
+    require_optimizer(model)
     if model.run_eagerly:
         warn_caller(
             f"{model.name!r} runs eagerly, while its layers are timed in graphs: most of the rest of its step is time "

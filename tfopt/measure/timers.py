@@ -13,7 +13,7 @@ from tfopt.errors import TfoptError
 from tfopt.measure.times import StepTimes
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
 from tfopt.model.batches import one_batch as one_batch
-from tfopt.model.layers import graph_operations, require_compiled
+from tfopt.model.layers import graph_operations, require_compiled, require_optimizer
 from tfopt.model.state import StatePreserver, trace_train_step
 from tfopt.model.state import preserved as preserved
 
@@ -46,7 +46,7 @@ def step_time(
         The raw samples, with their median and interval.
 
     Raises:
-        ValueError: If the model is not compiled, or `steps` or `warmup` is out of range.
+        ValueError: If the model is not compiled with an optimizer, or `steps` or `warmup` is out of range.
         TypeError: If `model` is not a Keras model, or `data` neither a dataset nor a batch.
         tfopt.errors.PipelineError: If the dataset is empty.
         tfopt.errors.UnsupportedError: If the model runs eagerly and its step cannot be traced, so that not everything
@@ -120,9 +120,10 @@ class StepTimer:
         jit_compile: bool | None = None,
         clock: _Clock = time.perf_counter,
     ):
+        require_optimizer(require_compiled(model))
         self._model = model
         self._clock = clock
-        self._batch = on_device(model, first_batch(require_compiled(model), as_dataset(data)))
+        self._batch = on_device(model, first_batch(model, as_dataset(data)))
         started = clock()
         self._step, self._graph = trace_train_step(model, self._batch, jit_compile=jit_compile)
         self._first_step_seconds = clock() - started
@@ -220,7 +221,8 @@ class FitTimer:
         self._callbacks = callbacks
         self._dataset = repeated(as_dataset(data))
         if traced is None:
-            batch = first_batch(require_compiled(model), self._dataset)
+            require_optimizer(require_compiled(model))
+            batch = first_batch(model, self._dataset)
             traced = batch, trace_train_step(model, batch)[1]
         self._batch, graph = traced
         self._state = StatePreserver(model, also=graph.variables)

@@ -50,6 +50,16 @@ def require_compiled(model: keras.Model) -> keras.Model:
     return model
 
 
+def require_optimizer(model: keras.Model) -> None:
+    """Raises a ValueError if Keras' own training step would find no optimizer for the weights of a compiled model."""
+    own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
+    if model.optimizer is None and not own_step and (model.trainable_weights or not model.built):
+        raise ValueError(
+            f"Expected a model with an optimizer. Received: {model.name!r}, compiled with optimizer=None. Compile it "
+            "with one."
+        )
+
+
 def is_built(layer: keras.Layer) -> bool:
     """Whether a layer has its weights; a model without a `call`, such as a GAN, if all of its parts have theirs."""
     if layer.built or not isinstance(layer, keras.Model) or type(layer).call is not keras.Model.call:
