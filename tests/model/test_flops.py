@@ -6,6 +6,7 @@ import tensorflow as tf
 from quick import first_quick
 
 from tfopt.kernels.cudnn.calls import flash_attention
+from tfopt.memory import recompute
 from tfopt.model.flops import fit_flops
 from tfopt.model.graph_flops import FlopsCounter
 from tfopt.model.graph_shapes import known_of
@@ -297,6 +298,28 @@ class Distilled(keras.Model):
             loss = ops.mean((self.teacher(inputs) - self.student(inputs)) ** 2)
         self.optimizer.apply(tape.gradient(loss, self.student.trainable_weights), self.student.trainable_weights)
         return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.Conv1D(4, 3, activation="relu"),
+        lambda: layers.LSTM(3, use_cudnn=False),
+        lambda: layers.MultiHeadAttention(2, 3),
+    ],
+)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_what_is_computed_again_to_save_memory_is_left_out(make, jit_compile):
+    def found(recomputing):
+        inputs = keras.Input((LENGTH, 4))
+        hidden, layer = layers.Dense(4)(inputs), make()
+        hidden = layer(hidden, hidden) if isinstance(layer, layers.MultiHeadAttention) else layer(hidden)
+        model = keras.Model(inputs, layers.Dense(2)(hidden))
+        if recomputing:
+            recompute(model, layers=[layer])
+        return traced(model, (LENGTH, 4), jit_compile=jit_compile)
+
+    assert found(True) == found(False)
 
 
 def test_a_train_step_of_ones_own():

@@ -45,7 +45,7 @@ class FlopsCounter:
     """Counts the matrix products and convolutions of a traced training step, its gradients included.
 
     Two kinds of products belong to the training, not to the model, and are left out: those that the backward pass
-    computes again (`keras.remat`), and the optimizer's own (Muon).
+    computes again (`keras.remat`, `tfopt.memory.recompute`), and the optimizer's own (Muon).
 
     Args:
         optimizers: Names of the optimizers.
@@ -228,7 +228,7 @@ def _functions_of(operation: tf.Operation) -> list[FuncGraph]:
 
 
 def _computed_again(operations: Sequence[tf.Operation]) -> set[str]:
-    """The operations of `tf.recompute_grad`'s second forward pass: what follows from its mark and is no gradient."""
+    """The operations of a second forward pass, to save memory: what follows from its mark and is no gradient."""
     follows = {one.name for one in operations if _is_mark(one)}
     for operation in operations if follows else ():
         if any(tensor.op.name in follows for tensor in operation.inputs):
@@ -237,12 +237,19 @@ def _computed_again(operations: Sequence[tf.Operation]) -> set[str]:
 
 
 def _is_mark(operation: tf.Operation) -> bool:
-    """Whether it is the 0 that recompute_grad adds to its arguments, so that they follow from the gradients."""
-    if operation.type != "SelectV2" or operation.inputs[0].op.type != "Equal":
+    """Whether it makes an argument of a second run follow from the gradients, as recompute_grad and tfopt.memory do."""
+    if operation.type != "SelectV2":
         return False
-    left, right = operation.inputs[0].op.inputs
-    last = tf.get_static_value(operation.inputs[2])
-    return left is right and last is not None and last.size == 1 and bool(np.isnan(last).all())
+    chosen = operation.inputs[0].op
+    if chosen.type == "Equal":  # recompute_grad adds a 0
+        left, right = chosen.inputs
+        last = tf.get_static_value(operation.inputs[2])
+        return left is right and last is not None and last.size == 1 and bool(np.isnan(last).all())
+    if chosen.type != "Any" or chosen.inputs[0].op.type != "Greater":
+        return False
+    bounded, limit = chosen.inputs[0].op.inputs  # tfopt.memory asks for a hyperbolic tangent above 1
+    value = tf.get_static_value(limit)
+    return bounded.op.type == "Tanh" and value is not None and bool((value > 1).all())
 
 
 def _is_gradient(operation: tf.Operation) -> bool:
