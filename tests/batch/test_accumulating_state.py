@@ -91,7 +91,7 @@ def test_another_accumulation_by_compile():
     model = net()
     accumulate(model, 4)
     model.compile("sgd", "mse", jit_compile=False)
-    with pytest.raises(UnsupportedError, match=r"compiled again. Call tfopt\.batch\.accumulate\(model, 4\) again"):
+    with pytest.raises(UnsupportedError, match=r"compiled again or .* Call tfopt\.batch\.accumulate\(model, 4\) again"):
         fit(model)
     assert accumulate(model, 2) == 1
     fit(model)

@@ -31,7 +31,8 @@ def accumulate(model: keras.Model, steps: int) -> int:
     `accumulate` ends it.
 
     The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation; call it
-    again on a loaded one, on a clone, and after `compile`. Batches of an open round are not saved. It takes over from
+    again on a loaded one, on a clone, after `compile`, and after `tfopt.precision.apply` if that changes whether the
+    loss is scaled. Batches of an open round are not saved. It takes over from
     an optimizer with `gradient_accumulation_steps`. The gradients kept take as much memory as the weights.
 
     It installs the repairs that `tfopt.distribute.strategy` installs for as many replicas.
@@ -117,8 +118,9 @@ def _put(model: keras.Model, rounds: Rounds) -> None:
             return plain(data)
         if model.optimizer is not optimizer:
             raise UnsupportedError(
-                f"Expected {model.name!r} as it was when tfopt.batch.accumulate set it up. Found: it was compiled "
-                f"again. Call tfopt.batch.accumulate(model, {rounds.steps}) again, or with 1 to train without."
+                f"Expected {model.name!r} as it was when tfopt.batch.accumulate set it up. Found: it has another "
+                "optimizer, since it was compiled again or tfopt.precision.apply changed whether it scales the loss. "
+                f"Call tfopt.batch.accumulate(model, {rounds.steps}) again, or with 1 to train without."
             )
         _require_supported(model, own)
         vars(optimizer).setdefault("apply", rounds.apply)  # a wrapper that was removed may have deleted it
