@@ -1,5 +1,6 @@
 """Training with recomputed activations, beside training as Keras does it."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -393,6 +394,45 @@ with strategy.scope(), nets.as_traced():
     model = nets.compared(make)
 print("replicas:", model.distribute_strategy.num_replicas_in_sync, "runs:", model.layers[1].runs)
 """
+
+
+def test_variables_may_change_between_a_block_and_its_gradient():
+    """A second run reads what the first one read."""
+
+    def change(model):
+        for block in model.layers[1:3]:
+            block.scale.assign(2 * block.scale)
+            block.own.assign_add(1.0)
+
+    def gradients(recomputed):
+        model = made(functools.partial(small, *2 * [lambda block, outputs: outputs * (1 + block.own)]))
+        if recomputed:
+            recompute(model)
+
+        @tf.function
+        def step(values):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(values, training=True)[:, 0])
+            change(model)
+            return tape.gradient(loss, model.trainable_variables)
+
+        return [gradient.numpy() for gradient in step(tf.constant(VALUES))]
+
+    assert_same(gradients(recomputed=True), gradients(recomputed=False))
+
+
+@pytest.mark.parametrize("place", first_quick(["loop", "branch in a loop", "branch"], 1))
+def test_layers_in_loops_and_branches_train_the_same(place):
+    def function(block, outputs):
+        def branch(x):
+            return keras.ops.cond(keras.ops.sum(x) > 0, lambda: block.dense(x), lambda: x)
+
+        if place == "branch":
+            return branch(outputs)
+        each = block.dense if place == "loop" else branch
+        return keras.ops.fori_loop(0, 2, lambda _, x: x + each(x), outputs)
+
+    compared(lambda: small(function), lambda model: [model.layers[1].dense], tolerance=1e-6)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from keras.src.backend import AutocastScope, in_stateless_scope
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops.control_flow_util_v2 import in_while_loop_defun
 
 from tfopt.errors import UnsupportedError
 
@@ -29,6 +30,8 @@ _REPEATABLE = {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp", "LookupTableFindV2"),
     *("StatefulPartitionedCall", "While", "If", "Case", "Assert", "PrintV2", "CudnnRNNV3", "XlaCallModule"),
 }
+# What only reads a variable.
+_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 # What a call depends on besides its arguments and Keras' variables, as pairs of a getter and a setter.
 _SURROUNDINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
     *(
@@ -52,7 +55,7 @@ class Part:
     """The layer that gets the losses added inside it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the part; runs it only once if it is called eagerly or no gradient is expected."""
+        """Computes the part; runs it only once if it is called eagerly, in a loop, or if no gradient is expected."""
         if not is_differentiated(args, kwargs):
             return self.function(*args, **kwargs)
         inputs, surroundings = _Tensors((args, kwargs)), [copy.copy(get()) for get, _ in _SURROUNDINGS]
@@ -64,15 +67,17 @@ class Part:
             run = _Run(self)
             with _require_repeatable(self.name, tensors):
                 outputs.append(run(inputs.replaced(tensors)))
-            state = run.apply()
+            run.apply()
 
             def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
                 upstream = tuple(None if one is None else tf.convert_to_tensor(one) for one in upstream)
-                again = _after(upstream, tensors)
+                again, state = _after(upstream, tensors), run.changed_since()
+                values = {id(variable._value): value for variable, value in state}
+                weights = [values.get(id(variable), variable) for variable in variables]
                 with tf.GradientTape() as tape, _restored(surroundings):
-                    tape.watch(list(filter(_is_differentiable, (*again, *variables))))
+                    tape.watch(list(filter(_is_differentiable, (*again, *weights))))
                     repeated = _Run(self, state)(inputs.replaced(again)).tensors
-                found = _gradients(tape, repeated, upstream, (*again, *variables))
+                found = _gradients(tape, repeated, upstream, (*again, *weights))
                 dense = [None if one is None else tf.convert_to_tensor(one) for one in found[: len(again)]]
                 return (dense, found[len(again) :]) if variables else dense
 
@@ -120,6 +125,8 @@ class _Run(keras.StatelessScope):
         self._part = part
         self._graph = tf.compat.v1.get_default_graph()
         self._changed: dict[int, keras.Variable] = {}
+        self._read: dict[int, keras.Variable] = {}
+        self._before: list[tuple[keras.Variable, tf.Tensor, int]] = []
         self.state_mapping.update((id(variable), value) for variable, value in state)
 
     def __call__(self, arguments: tuple[Sequence[Any], dict[str, Any]]) -> _Tensors:
@@ -128,6 +135,11 @@ class _Run(keras.StatelessScope):
         with self:
             result = self._part.function(*args, **kwargs)
         return _Tensors((result, self.losses))
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the value that a variable has in this run, or None for its own."""
+        self._read[id(variable)] = variable
+        return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Records an assignment, through which no gradient flows."""
@@ -146,24 +158,44 @@ class _Run(keras.StatelessScope):
         self._changed[id(variable)] = variable
         super().add_update((variable, value))
 
-    def apply(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Assigns what was collected, and returns the variables with their values before."""
-        changed = list(self._changed.values())
+    def apply(self) -> None:
+        """Assigns what was collected."""
         with AutocastScope(None):
-            before = [(variable, tf.identity(variable.value)) for variable in changed]
-        for variable in changed:
+            before = [(variable, tf.identity(variable.value)) for variable in (self._read | self._changed).values()]
+        self._before = [(variable, value, _writes(value)) for variable, value in before]
+        for variable in self._changed.values():
             variable.assign(self.get_current_value(variable))
-        return before
+
+    def changed_since(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the variables that may have changed since the run began, with their values then."""
+        elsewhere = tf.compat.v1.get_default_graph() is not self._graph
+        return [(variable, value) for variable, value, writes in self._before if elsewhere or _writes(value) > writes]
+
+
+def _writes(value: tf.Tensor) -> int:
+    """How many operations of a graph may have changed the variable that a value was read from."""
+    operation = value.op
+    while operation.type != "ReadVariableOp":
+        operation = operation.inputs[0].op
+    return sum(user.type not in _READING for user in operation.inputs[0].consumers())
 
 
 def is_differentiated(*arguments: Any) -> bool:
     """Whether a call is traced, on tensors, for training or under a gradient tape."""
     symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments))
     # In a stateless scope Keras infers shapes, or a part that this one lies in is running.
-    if tf.executing_eagerly() or symbolic or in_stateless_scope():
+    if tf.executing_eagerly() or symbolic or in_stateless_scope() or _in_loop():
         return False
     context = global_state.get_global_attribute("current_call_ctx")
     return bool(context is not None and context.get_value("training")) or record.could_possibly_record()
+
+
+def _in_loop() -> bool:
+    """Whether a loop is being traced, where TensorFlow loses the gradients of a custom gradient's variables."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and not in_while_loop_defun(graph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def _is_differentiable(tensor: Any) -> bool:
@@ -233,9 +265,9 @@ def _require_repeatable(name: str, given: Sequence[tf.Tensor]) -> Iterator[None]
             )
 
 
-def is_stateful(graph: Any, begin: int) -> bool:
-    """Whether any operation of a graph, from this one on, reads or changes more than tensors."""
-    return bool(_stateful(graph, graph.get_operations()[begin:]))
+def is_stateful(graph: Any) -> bool:
+    """Whether any operation of a graph reads or changes more than tensors."""
+    return bool(_stateful(graph, graph.get_operations()))
 
 
 def _stateful(graph: Any, operations: Sequence[Any]) -> list[str]:
