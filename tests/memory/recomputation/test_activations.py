@@ -1,6 +1,8 @@
 """Activations computed again: the same training, in less memory."""
 
 import functools
+import itertools
+import threading
 
 import keras
 import numpy as np
@@ -169,24 +171,175 @@ def test_as_few_as_a_budget_requires():
         recompute(model, "activations", budget_mib=least / 2, batch=batch)
 
 
-class Noisy(layers.Layer):
-    """Its activation draws."""
+class Own(layers.Layer):
+    """Applies an activation of its own between two dense layers, or as a function says."""
 
+    def __init__(self, activation=ops.silu, function=lambda own, x: own.down(own.activation(own.up(x)))):
+        super().__init__()
+        self.activation, self.function = activation, function
+        self.seeds = keras.random.SeedGenerator(3)
+        self.up, self.down = layers.Dense(6), layers.Dense(6)
+
+    def build(self, shape):
+        self.up.build(shape)
+        self.down.build(shape)
+
+    def call(self, x):
+        return self.function(self, x)
+
+
+class Drawing(Own):
+    def __init__(self):
+        super().__init__(lambda x: ops.silu(x) * keras.random.uniform(ops.shape(x), seed=self.seeds))
+
+
+class Penalized(Own):
+    def __init__(self):
+        super().__init__(self.penalized)
+
+    def penalized(self, x):
+        self.add_loss(ops.mean(x**2))
+        return ops.silu(x)
+
+
+class Shifted(Own):
+    def __init__(self):
+        super().__init__(lambda x: ops.silu(x + self.shift))
+
+    def call(self, x):
+        self.shift = self.up(x)
+        return self.down(self.activation(x))
+
+
+class Inside(Own):
     def __init__(self):
         super().__init__()
-        self.seeds = keras.random.SeedGenerator(3)
-        self.activation = lambda x: ops.silu(x) * keras.random.uniform(ops.shape(x), seed=self.seeds)
+        self.inner = Own()
 
+    def build(self, shape):
+        super().build(shape)
+        self.inner.build(shape)
+
+    def call(self, x):
+        return super().call(self.inner(x=x))
+
+
+class Doubled(layers.Dense):
     def call(self, inputs):
-        return self.activation(inputs)
+        return 2 * super().call(inputs)
 
 
-def test_a_function_that_draws_draws_once_for_the_layer_behind_it():
+class Squared(layers.Dense):
+    def call(self, inputs):
+        return ops.square(self.activation(ops.matmul(inputs, self.kernel)))
+
+
+class Sloped(layers.LeakyReLU):
+    def call(self, inputs, training=None):
+        return super().call(inputs) * (2 if training else 1)
+
+
+def patched():
+    layer = layers.Dense(6, activation="gelu")
+    plain = layer.call
+    object.__setattr__(layer, "call", lambda *args, **kwargs: 2 * plain(*args, **kwargs))
+    return layer
+
+
+OWN = {
+    "of a Dense with another call set on it": patched,
+    "of a Dense that goes on after it": lambda: Doubled(6, activation="gelu"),
+    "of a Dense that applies it earlier": lambda: Squared(6, activation="gelu"),
+    "of a LeakyReLU that does more": Sloped,
+    "of a layer called by the name of its argument": Inside,
+    "compared": lambda: Own(function=lambda own, x: own.down(x) if own.activation == ops.silu else own.up(x)),
+    "that draws": Drawing,
+    "that adds a loss": Penalized,
+    "of another tensor": Shifted,
+    "of two arguments": lambda: Own(lambda x, by: ops.silu(x) * by, lambda own, x: own.activation(own.up(x), by=x)),
+    "of a number": lambda: Own(lambda x: 3 * x, lambda own, x: own.activation(0.5) * own.up(x)),
+    "with two results": lambda: Own(lambda x: (ops.silu(x), x), lambda own, x: ops.add(*own.activation(own.up(x)))),
+}
+
+
+@pytest.mark.parametrize("own", first_quick(OWN, 2))
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_keeps_to_what_a_layer_does_with_its_activation(own):
     def make():
-        inner = [layers.Dense(16), Noisy(), layers.Dense(16)]
+        between = [layers.Dense(6, activation="gelu"), OWN[own](), layers.Dense(6)]
+        return keras.Sequential([keras.Input((6,)), *between, layers.Dense(20, activation="softmax")])
+
+    compared(make, activations, tolerance=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_an_activation_may_be_taken_away():
+    def without(model):
+        model.layers[0].activation = model.layers[2].activation = None
+        return model
+
+    def make():
+        own = Own(function=lambda own, x: own.up(x) if own.activation is None else own.activation(x))
+        inner = [layers.Dense(6, activation="gelu"), layers.Dense(6), own]
         return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(20, activation="softmax")])
 
-    compared(make, activations, tolerance=1e-6)
+    compared(make, activations, tolerance=1e-6, prepare=without)
+
+
+PLACES = {
+    "while": lambda own, x, inner: ops.fori_loop(0, 2, lambda _, y: y + own.down(inner), x),
+    "map": lambda own, x, inner: ops.map(lambda y: own.down(inner)[0] + y, x),
+    "cond": lambda own, x, inner: ops.cond(ops.sum(x) > 0, lambda: own.down(inner), lambda: own.down(own.up(inner))),
+    "function": lambda own, x, inner: tf.function(lambda y: own.down(own.activation(y)) + own.down(inner))(x),
+}
+
+
+@pytest.mark.parametrize("place", first_quick(PLACES, 1))
+def test_loops_branches_and_functions_may_use_what_was_activated_outside(place):
+    def make():
+        own = Own(function=lambda own, x: PLACES[place](own, x, own.activation(own.up(x))))
+        return keras.Sequential([keras.Input((6,)), own, layers.Dense(20, activation="softmax")])
+
+    compared(make, activations, tolerance=1e-5)
+
+
+def test_a_layer_gets_its_activation_back_from_every_thread():
+    """The thread that came first leaves first."""
+    met, left, order = threading.Barrier(2), threading.Event(), itertools.count()
+
+    def meet(own, x):
+        if threading.current_thread() is not threading.main_thread():
+            last = next(order)
+            met.wait(60)
+            if last:
+                left.wait(60)
+        return own.activation(x)
+
+    model = made(lambda: keras.Sequential([keras.Input((6,)), Own(function=meet)]))
+    recompute(model, "activations")
+
+    def trace():
+        tf.function(lambda x: model(x, training=True)).get_concrete_function(tf.TensorSpec((2, 6)))
+        left.set()
+
+    threads = [threading.Thread(target=trace) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert next(order) == 2
+    assert model.layers[0].activation is ops.silu
+
+
+def test_calls_without_a_gradient_leave_a_layer_alone():
+    def seen(own, x):
+        assert own.activation is ops.silu
+        return own.activation(x)
+
+    model = made(lambda: keras.Sequential([keras.Input((6,)), Own(function=seen)]))
+    recompute(model, "activations")
+    model(VALUES)
+    model.predict(VALUES, verbose=0)
 
 
 class Looping(layers.Layer):
@@ -253,8 +406,9 @@ def test_only_training_computes_them_again(tmp_path):
     assert len(runs) == 1
     runs.clear()
     model.train_on_batch(VALUES, IDS[:, 0])
-    # For whatever else reads its result, which is nothing, for the layer behind it, and for the gradient of that.
-    assert len(runs) == 3
+    # To see that it does nothing else, for whatever else reads its result, which is nothing, for the layer behind it,
+    # and for the gradient of that.
+    assert len(runs) == 4
     with_gelu = made(functools.partial(dense, "gelu", count=1))
     recompute(with_gelu, "activations")
     trained(with_gelu)

@@ -4,8 +4,7 @@ For the gradient of `Dense(gelu(x))`, TensorFlow keeps x, what the GELU computed
 gelu(x). All but x follow from x, for the price of a pass over memory.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,7 +16,6 @@ from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
 from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 from keras.src.models.functional import Functional
 from keras.src.ops import nn
-from tensorflow.python.ops.control_flow_util_v2 import in_while_loop_defun
 
 from tfopt.memory.recomputation.rerunning import Part, is_differentiated, is_stateful
 from tfopt.model.layers import layer_paths, layers_and_graphs
@@ -29,10 +27,10 @@ _OUTPUT_SUFFICES = (
     *(activations.linear, activations.relu, activations.relu6, activations.tanh, activations.sigmoid, activations.elu),
     *(activations.selu, activations.exponential, activations.softmax, activations.log_softmax, activations.sparsemax),
 )
-# Activations as operations, such as `keras.ops.gelu(x)` in a Functional model, and as layers without `activation`.
+# Activations as operations, such as `keras.ops.gelu(x)` in a Functional model, and as layers of their own.
 _OPERATIONS = (
     *(nn.Gelu, nn.Silu, nn.HardSilu, nn.LeakyRelu, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Celu, nn.Squareplus),
-    keras.layers.LeakyReLU,
+    *(keras.layers.LeakyReLU, keras.layers.Activation),
 )
 # They keep their input for the gradient of their weights, and apply `activation` last.
 _LINEAR = (
@@ -67,9 +65,11 @@ class Activations:
     def calls(self) -> dict[keras.Operation, "ActivationCall"]:
         """Returns what takes the place of each `call`."""
         chosen = self._owners[: self.count]
-        linear = [one for one in self._paths if isinstance(one, _LINEAR)]
+        linear = [one for one in self._paths if _is_own(one, _LINEAR)]
         return {
-            one: ActivationCall(one, self._paths[one], again=one in chosen) for one in dict.fromkeys(chosen + linear)
+            one: ActivationCall(one, self._paths[one], again=one in chosen)
+            for one in dict.fromkeys((*chosen, *linear))
+            if "call" not in vars(one)  # or it may do more
         }
 
 
@@ -87,59 +87,65 @@ class ActivationCall:
         """Of the activations that are computed again."""
         self._owner, self._path, self._stock = owner, path, owner.call
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Takes and returns what the `call` does."""
-        if isinstance(self._owner, _OPERATIONS):
-            return self._activated(self._stock, inputs)
-        function, source = getattr(inputs, _MADE_OF, (None, inputs)) if _may_repeat(inputs) else (None, inputs)
-        activation = self._owner.activation
-        if not isinstance(self._owner, _LINEAR):
-            with self._activation(lambda x: self._activated(activation, x)):
-                return self._stock(inputs, *args, **kwargs)
-        if function is None and not self.count:
+        if not is_differentiated(args, kwargs):
+            return self._stock(*args, **kwargs)
+        if _is_own(self._owner, _LINEAR):
+            return self._product(*args, **kwargs)
+        return self._activated(self._stock, *args, **kwargs)
+
+    def _product(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes a layer that applies its activation last."""
+        owner, activation = self._owner, self._owner.activation
+        function, source = getattr(inputs, _MADE_OF, (None, inputs))
+        if function is not None and source.graph is not tf.compat.v1.get_default_graph():
+            function, source = None, inputs  # outside the loop, branch or function that this call is in
+        if function is None and (activation is None or not self.count):
             return self._stock(inputs, *args, **kwargs)
+        # Not the layer itself, which another thread may be calling.
+        without = object.__new__(type(owner))
+        vars(without).update(vars(owner), activation=None)
 
         def linear(source: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._activation(None):
-                return self._stock(source if function is None else function(source), *args, **kwargs)
+            return type(owner).call(without, source if function is None else function(source), *args, **kwargs)
 
-        run = linear if function is None else Part(f"layer {self._path!r}", linear, self._owner)
+        run = linear if function is None else Part(f"layer {self._path!r}", linear, owner)
         outputs = run(source, *args, **kwargs)
-        if self.count:
+        if self.count and activation is not None:
             return self._activated(activation, outputs)
         return outputs if activation is None else activation(outputs)
 
-    def _activated(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def _activated(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Applies an activation, whose result tells the layer behind it how it was made."""
-        if not _may_repeat(inputs):
-            return function(inputs)
-        graph = tf.compat.v1.get_default_graph()
-        begin = len(graph.get_operations())
-        outputs = Part(f"the activation of {self._path!r}", function, self._owner)(inputs)
-        # A second draw of random numbers would differ from the first.
-        if isinstance(outputs, tf.Tensor) and not is_stateful(graph, begin):
-            setattr(outputs, _MADE_OF, (function, inputs))
+        if len(args) != 1 or kwargs or not _is_pure(function, args[0]):
+            return function(*args, **kwargs)
+        outputs = Part(f"the activation of {self._path!r}", function, self._owner)(*args)
+        setattr(outputs, _MADE_OF, (function, *args))
         return outputs
 
-    @contextmanager
-    def _activation(self, function: Callable[[Any], Any] | None) -> Iterator[None]:
-        """Gives the layer another activation for a block, past Keras' attribute tracking."""
-        before = self._owner.activation
-        object.__setattr__(self._owner, "activation", function)
-        try:
-            yield
-        finally:
-            object.__setattr__(self._owner, "activation", before)
+
+def _is_pure(function: Callable[..., Any], inputs: Any) -> bool:
+    """Whether a function makes one tensor from another one of this graph, from nothing else, and does nothing else."""
+    if not tf.is_symbolic_tensor(inputs) or inputs.graph is not tf.compat.v1.get_default_graph():
+        return False
+    # Elsewhere, since what it adds to this graph, such as assignments, would run.
+    scratch = tf.__internal__.FuncGraph("scratch")
+    with scratch.as_default(), keras.StatelessScope(collect_losses=True) as scope:
+        outputs = function(tf.compat.v1.placeholder(inputs.dtype, inputs.shape))
+    if not tf.is_symbolic_tensor(outputs) or outputs.graph is not scratch:
+        return False
+    return not (scratch.captures or scope.losses or is_stateful(scratch))
 
 
-def _may_repeat(inputs: Any) -> bool:
-    """Whether a gradient is expected, and can be customized: TensorFlow cannot inside of loops."""
-    return is_differentiated(inputs) and not in_while_loop_defun(tf.compat.v1.get_default_graph())
+def _is_own(operation: keras.Operation, kinds: tuple[type, ...]) -> bool:
+    """Whether it is of one of these classes of Keras; a subclass may compute anything."""
+    return isinstance(operation, kinds) and type(operation).__module__.startswith("keras.")
 
 
 def _has_activation(operation: keras.Operation) -> bool:
     """Whether a layer or an operation has an activation that keeps more than its output."""
-    if isinstance(operation, _OPERATIONS):
-        return True
-    function = vars(operation).get("activation")
+    if not _is_own(operation, (*_LINEAR, keras.layers.Activation)):
+        return _is_own(operation, _OPERATIONS)
+    function = operation.activation
     return callable(function) and function not in _OUTPUT_SUFFICES and not isinstance(function, keras.Layer)
