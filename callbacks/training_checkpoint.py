@@ -52,8 +52,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     at once.
 
     A finished training is not repeated: `fit` restores its final state and returns. With more `epochs`, it continues.
-    One that a callback stopped within an epoch continues after that step; if its loss was not finite, as with
-    `TerminateOnNaN`, from the checkpoint before.
+    One that a callback stopped within an epoch continues after that step. If it was stopped and its loss is not finite,
+    as with `TerminateOnNaN`, it continues from the checkpoint before.
 
     Args:
         folder: Used by this training only, on a disk that outlives it. `tfopt.checkpoint` lists, verifies and restores
@@ -119,7 +119,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._loop: Loop | None = None
         self._saver: Saver | None = None
         self._saved_at, self._saved_step = 0.0, 0
-        self._is_cut = False  # whether a callback stopped the training within an epoch, where it was saved
+        self._is_cut = False  # whether a callback stopped the training within an epoch
 
     def set_model(self, model: keras.Model) -> None:
         """Moves to the end of fit's list: what it saves must contain what other callbacks do in the same step.
@@ -203,9 +203,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._leave(training, training.logs, in_epoch=True)
         elif self.model.stop_training and batch + 1 < (self.params.get("steps") or math.inf):
             self._is_cut = True
-            # The restart would stop at once, and a few of them would leave no checkpoint from before it went wrong.
-            if np.isfinite(training.logs.get("loss", 0.0)).all():
-                self._save(training, training.logs, in_epoch=True)
+            self._save(training, training.logs, in_epoch=True)
         # Alone, do not wait for a slow disk: try again after the next step. Several processes save at the same step.
         elif due and (self._processes.count > 1 or self._saver is None or self._saver.is_free()):
             self._save(training, training.logs, in_epoch=True)
@@ -295,6 +293,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         sys.exit(RESTART)
 
     def _save(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
+        # A restart would stop at once, and a few of them would leave no checkpoint from before it went wrong.
+        if self.model.stop_training and not np.isfinite(training.logs.get("loss", 0.0)).all():
+            return
         if self._saver:
             self._saver.wait()  # before copying: memory for one copy is enough
         state = training.save(logs, in_epoch=in_epoch)
@@ -307,9 +308,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._save(training, logs, in_epoch=in_epoch)
         if self._saver:
             done = (
-                f"saved step {training.step:,} to"
+                f"saved step {self._saved_step:,} to"
                 if self._saver.wait()
-                else f"could not save step {training.step:,} to"
+                else f"could not save step {self._saved_step:,} to"
             )
             again = " Run the same command again to continue." if self._resume else ""
             name = self._signals.received or "Signal to another process"

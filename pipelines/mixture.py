@@ -37,7 +37,7 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
 
     Use it to train on several data sets at once, each with a transform, cache, augment and shuffle of its own. The
     parts take turns in a fixed order: among any n consecutive examples, each of two parts has its share of n, rounded
-    up or down; each of three or more is off by less than four examples. (Among the first n: half an example, and two.)
+    up or down; each of three or more is off by less than four examples. (From the first: by half an example, and by two.)
     The mixture is not shuffled again, since the parts are.
 
     Args:
@@ -171,7 +171,7 @@ def _facts(plan: PipelinePlan) -> Facts:
 
 
 def _expect_one_numbering(sources: Sequence[Source]) -> None:
-    """Refuses class names of which one number would stand for two."""
+    """Refuses parts whose class names give one label two meanings."""
     known = [source for source in sources if source.class_names]
     for one, other in itertools.combinations(known, 2):
         for number, names in enumerate(zip(one.class_names or (), other.class_names or (), strict=False)):

@@ -99,9 +99,12 @@ def run(parts, lines, logs, *, deadline, environ, at_once=1, clock=time.monotoni
     waiting = deque(part for part in parts if part.again or not part.is_done(lines.read()))
 
     def work():
-        while waiting:
-            with contextlib.suppress(IndexError):  # another thread took the last
-                _run(waiting.popleft(), lines, logs, deadline, environ, clock)
+        while True:
+            try:
+                part = waiting.popleft()
+            except IndexError:
+                return
+            _run(part, lines, logs, deadline, environ, clock)
 
     # Daemons, so that an interrupt ends the campaign, and its parts with it.
     workers = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs import optimizers_of
+from tfopt.model.state import optimizers_of
 
 # Keras' own versions for a single device, without the merges that TensorFlow's add.
 _SINGLE = ("_apply_weight_decay", "_backend_update_step", "_backend_increment_gradient_accumulators")

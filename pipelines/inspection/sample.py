@@ -134,16 +134,17 @@ def take_sample(source: Source, options: PipelineOptions, traced: Traced) -> Sam
 
 
 def expect_same_again(source: Source, traced: Traced, sample: Sample, where: str) -> None:
-    """Refuses to divide a source by position whose sampled elements are others when they are read again.
+    """Refuses to divide a source by position whose sampled elements differ when read again.
 
     Raises:
-        UnsupportedError: If they are.
+        UnsupportedError: If they do.
     """
     if _read(source, traced)[2] != sample.digest:
         raise UnsupportedError(
-            f"Expected a source that has the same order {where}. Found others among the first {len(sample.names)} "
-            f"elements of {source.name} when they were read again: some examples would be in both parts, and others in "
-            "neither. What to do: let its function return the same each time, and leave the order to `shuffle`."
+            f"Expected a source that has the same order {where}. Found that the first {len(sample.names)} elements of "
+            f"{source.name} differ when read again: if their order does, some examples would be in both parts, and "
+            "others in neither. What to do: let its function return the same each time, and leave the order to "
+            "`shuffle` and random changes to `augment`."
         )
 
 

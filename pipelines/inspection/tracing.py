@@ -77,7 +77,7 @@ def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
 
 
 def _expect_one_length(transformation: StageFunction, examples: Any, options: PipelineOptions) -> None:
-    """Refuses a function of batches for examples of different lengths, of which it would take the padding for data."""
+    """Refuses a function of batches for examples of different lengths, since it would treat padding as data."""
     if options.pad is not None and not is_static(examples.element_spec):
         raise ValueError(
             f"Expected examples of one shape for the `transform` {transformation.name}, which takes batches: they are "

@@ -195,16 +195,16 @@ def expect_unchanged(path: str, stamp: list[str | int]) -> None:
 
 
 def expect_lasting(source: Source, where: str) -> None:
-    """Refuses to divide a source whose elements, or their order, may be others the next time.
+    """Refuses to divide a source whose elements, or their order, may change between reads.
 
     Raises:
-        UnsupportedError: If it says so.
+        UnsupportedError: If `source.changes` is set.
     """
     if source.changes:
         raise UnsupportedError(
             f"Expected a source that is the same {where}. Found {source.changes}: some examples would be in both "
             "parts, and others in neither. What to do: leave order and draws to `shuffle` and `augment`, or divide the "
-            "data where they are made. If they are the same each time, pass tf.data.Dataset.from_generator of them."
+            "data where they are made. If they never change, wrap them in tf.data.Dataset.from_generator and pass that."
         )
 
 

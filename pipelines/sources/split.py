@@ -49,7 +49,7 @@ def take_split(source: Source, split: float, *, training: bool) -> Source:
 def _expect_each_once(source: Source) -> None:
     stage = source.dataset()
     while len(inputs := stage._inputs()) == 1:
-        if type(stage).__name__ == "_RepeatDataset":
+        if type(stage).__name__ == "_RepeatDataset" and int(stage._count) not in (0, 1):
             raise UnsupportedError(
                 f"Expected each example once for `split`. Found Dataset.repeat in {source.name}: copies of one example "
                 "would be in both parts. What to do: take it out; each iteration of the pipeline reads all examples."

@@ -118,7 +118,15 @@ def test_a_prefetch_is_tried_where_tensorflow_adds_none(switched_off):
 
 
 class OwnCheckpoint(TrainingCheckpoint):
-    """A subclass, as users write them."""
+    """A subclass, as users write them, with a path of its own, from which it reads."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.labels_file = __file__
+
+    def on_train_begin(self, logs=None):
+        assert self.labels_file == __file__
+        super().on_train_begin(logs)
 
 
 @pytest.mark.parametrize("kind", [TrainingCheckpoint, OwnCheckpoint, keras.callbacks.BackupAndRestore])

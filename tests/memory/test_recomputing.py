@@ -177,6 +177,22 @@ def test_runs_blocks_twice_in_training_only_until_undone():
     assert not {"call", "quantized_call", "_tfopt_recomputed"} & vars(blocks[1]).keys()
 
 
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_runs_blocks_twice_in_each_of_several_steps_per_execution(jit_compile):
+    """Keras' loop over the steps is no loop of a layer."""
+    model = made(small, steps_per_execution=2, jit_compile=jit_compile)
+    model.fit(VALUES, IDS[:, 0], batch_size=4, verbose=0)
+    for recomputed in (False, True):
+        if recomputed:
+            assert recompute(model) == 2
+        else:
+            model.make_train_function(force=True)
+        before = [block.runs for block in model.layers[1:3]]
+        model.fit(VALUES, IDS[:, 0], batch_size=4, verbose=0)
+        runs = {block.runs - start for block, start in zip(model.layers[1:3], before, strict=True)}
+        assert runs == {2 if recomputed else 1}
+
+
 def test_draws_the_same_mask():
     """d sum(mask · (x + w)) / dw is the mask."""
 

@@ -225,6 +225,17 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
+def test_a_model_compiled_inside_needs_no_optimizer_that_is_built():
+    """A GAN's discriminator has one that trains it alone."""
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    inner.compile("adam", "mse")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), inner])
+    model.compile("sgd", "mse")
+    with preserved(model):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    assert not inner.optimizer.built
+
+
 def test_all_optimizers_of_a_model():
     model, data = TwoOptimizers(), tf.data.Dataset.from_tensors(tf.ones([4, 3]))
     model.compile()

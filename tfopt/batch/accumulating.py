@@ -30,10 +30,10 @@ def accumulate(model: keras.Model, steps: int) -> int:
     interrupted drops them. `train_on_batch` continues an open round (the batches of one update); another call of
     `accumulate` ends it.
 
-    The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation; call it
-    again on a loaded one, on a clone, after `compile`, and after `tfopt.precision.apply` if that changes whether the
-    loss is scaled. Batches of an open round are not saved. It takes over from
-    an optimizer with `gradient_accumulation_steps`. The gradients kept take as much memory as the weights.
+    The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation. Call
+    `accumulate` again on a loaded model, on a clone, after `compile`, and after `tfopt.precision.apply` if that changes
+    whether the loss is scaled. Batches of an open round are not saved. It takes over from an optimizer with
+    `gradient_accumulation_steps`. The gradients kept take as much memory as the weights.
 
     It installs the repairs that `tfopt.distribute.strategy` installs for as many replicas.
 

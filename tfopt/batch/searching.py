@@ -17,7 +17,7 @@ from tfopt.errors import TfoptError, UnsupportedError, summarize_error, unknown_
 from tfopt.files import write_atomic
 from tfopt.measure import preserved
 from tfopt.model.batches import Data, specs_of
-from tfopt.model.layers import require_compiled, require_optimizer
+from tfopt.model.layers import require_optimizer
 from tfopt.model.state import trace_train_step
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
 from tfopt.page.bars import Tone
@@ -229,7 +229,7 @@ def find(
 def _checked(
     model: keras.Model, largest: int | None, goal: str, limit_mib: float | None
 ) -> tuple[int | None, float | None]:
-    require_optimizer(require_compiled(model))
+    require_optimizer(model)
     if goal not in _GOALS:
         raise unknown_name("goal", goal, _GOALS)
     replicas = model.distribute_strategy.num_replicas_in_sync

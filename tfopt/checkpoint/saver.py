@@ -43,7 +43,7 @@ class Saver:
         """Waits until the last checkpoint is safe; returns False if it could not be saved.
 
         Args:
-            ended: Whether the training has ended, so that no other one follows: said even if an earlier one failed.
+            ended: Whether training has ended. The warning then comes even after an earlier one, since no save follows.
 
         Raises:
             tfopt.errors.CheckpointError: If it could not be saved, with on_error="raise".

@@ -86,9 +86,13 @@ class Signals:
 
     def _earlier_of(self, number: int) -> Any:
         """The handler that a signal had before; one that an ended training could not remove is passed over."""
-        earlier = self._earlier.get(number, signal.SIG_DFL)
-        before = getattr(earlier, "__self__", None)
-        return before._earlier_of(number) if isinstance(before, Signals) and before._over else earlier
+        over, earlier = {self}, self._earlier.get(number, signal.SIG_DFL)
+        while isinstance(before := getattr(earlier, "__self__", None), Signals) and (before._over or before in over):
+            if before in over:
+                return signal.SIG_DFL  # each has found the other's handler
+            over.add(before)
+            earlier = before._earlier.get(number, signal.SIG_DFL)
+        return earlier
 
     @staticmethod
     def _die(number: int) -> None:

@@ -263,11 +263,10 @@ def writing_elsewhere(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator
     A folder for each `fit`: one that restores a training would go on with that of the last experiment.
     """
     paths = [
-        (callback, name, value)
+        (callback, name, vars(callback)[name])
         for callback in callbacks
-        if any(map(_is_known, type(callback).__mro__))
-        for name, value in vars(callback).items()
-        if isinstance(value, str | Path) and value and name.lower().endswith(_PATHS)
+        for name in sorted(_path_names(type(callback)) & vars(callback).keys())
+        if isinstance(vars(callback)[name], str | Path) and vars(callback)[name]
     ]
     with tempfile.TemporaryDirectory(prefix="tfopt-", ignore_cleanup_errors=True) as folder:
         try:
@@ -281,9 +280,12 @@ def writing_elsewhere(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator
                 vars(callback)[name] = value
 
 
-def _is_known(kind: type) -> bool:
-    """Whether a class is one of Keras' or tfopt's callbacks, of which any may be a base."""
-    return kind is not keras.callbacks.Callback and kind.__module__.startswith(("keras.", "tfopt."))
+def _path_names(kind: type[keras.callbacks.Callback]) -> frozenset[str]:
+    """The attributes that hold paths in Keras' and tfopt's callbacks among a class and its bases."""
+    known = [one for one in kind.__mro__ if one.__module__.startswith(("keras.", "tfopt."))]
+    methods = [method for one in known for method in vars(one).values() if hasattr(method, "__code__")]
+    names = {name for method in methods for name in method.__code__.co_names}
+    return frozenset(name for name in names if name.lower().endswith(_PATHS))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tfopt.errors import TfoptError
 from tfopt.measure.times import StepTimes
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
 from tfopt.model.batches import one_batch as one_batch
-from tfopt.model.layers import graph_operations, require_compiled, require_optimizer
+from tfopt.model.layers import graph_operations, require_optimizer
 from tfopt.model.state import StatePreserver, trace_train_step
 from tfopt.model.state import preserved as preserved
 
@@ -120,7 +120,7 @@ class StepTimer:
         jit_compile: bool | None = None,
         clock: _Clock = time.perf_counter,
     ):
-        require_optimizer(require_compiled(model))
+        require_optimizer(model)
         self._model = model
         self._clock = clock
         self._batch = on_device(model, first_batch(model, as_dataset(data)))
@@ -221,7 +221,7 @@ class FitTimer:
         self._callbacks = callbacks
         self._dataset = repeated(as_dataset(data))
         if traced is None:
-            require_optimizer(require_compiled(model))
+            require_optimizer(model)
             batch = first_batch(model, self._dataset)
             traced = batch, trace_train_step(model, batch)[1]
         self._batch, graph = traced

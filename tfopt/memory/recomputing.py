@@ -50,9 +50,9 @@ def recompute(
     model without them is divided into segments where little crosses, about √n of n equal layers. The last segment keeps
     its activations, since its gradient comes first.
 
-    "activations" takes the functions that Keras' layers apply to each element, such as GELU, SiLU and Mish: what goes
-    into them is kept, and neither what they compute on the way nor the input of the dense layer or convolution behind
-    them. Try it first, since it costs little time. Of ReLU and the like nothing but the output is kept anyway.
+    "activations" takes the functions that Keras' layers apply to each element, such as GELU, SiLU and Mish. Only their
+    input is kept, not their intermediate values or the input of the dense layer or convolution that follows. Try it
+    first, since it costs little time. For ReLU and the like, only the output is kept anyway.
 
     Only traced gradients take less memory: `fit`, `train_on_batch` or a tf.function of your own. Eager calls,
     `evaluate` and `predict` compute as before. Saved and cloned models lose it: call it again on a loaded model. A

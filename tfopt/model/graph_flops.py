@@ -247,7 +247,7 @@ def _is_mark(operation: tf.Operation) -> bool:
         return left is right and last is not None and last.size == 1 and bool(np.isnan(last).all())
     if chosen.type != "Any" or chosen.inputs[0].op.type != "Greater":
         return False
-    bounded, limit = chosen.inputs[0].op.inputs  # tfopt.memory asks for a hyperbolic tangent above 1
+    bounded, limit = chosen.inputs[0].op.inputs  # tfopt.memory asks for a hyperbolic tangent above 2
     value = tf.get_static_value(limit)
     return bounded.op.type == "Tanh" and value is not None and bool((value > 1).all())
 

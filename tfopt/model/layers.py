@@ -51,7 +51,8 @@ def require_compiled(model: keras.Model) -> keras.Model:
 
 
 def require_optimizer(model: keras.Model) -> None:
-    """Raises a ValueError if Keras' own training step would find no optimizer for the weights of a compiled model."""
+    """Raises what `require_compiled` does, and a ValueError if Keras' own training step would find no optimizer."""
+    require_compiled(model)
     own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
     if model.optimizer is None and not own_step and (model.trainable_weights or not model.built):
         raise ValueError(

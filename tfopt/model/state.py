@@ -105,11 +105,12 @@ def preserved(model: keras.Model, *, also: Iterable[tf.Variable] = ()) -> Abstra
     if model.compiled and model.optimizer is not None and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    unbuilt = [where for optimizer, where in optimizers_of(model).items() if not optimizer.built]
+    # Those of a model compiled inside, such as a GAN's discriminator, may belong to no step of this one.
+    unbuilt = [where for optimizer, where in optimizers_of(model, inner=False).items() if not optimizer.built]
     if unbuilt:
         raise ValueError(
             f"Expected optimizers whose variables exist. Found {unbuilt[0]}, which is not built. Call its build with "
-            "the weights that it updates, or fit the model for a step first."
+            "the weights that it updates."
         )
     return StatePreserver(model, also=also).preserved()
 
@@ -193,10 +194,11 @@ def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
     )
 
 
-def optimizers_of(model: keras.Model) -> dict[keras.optimizers.Optimizer, str]:
-    """The optimizers that a model and the models in it hold, and where: "'d_optimizer' of 'gan'"."""
+def optimizers_of(model: keras.Model, *, inner: bool = True) -> dict[keras.optimizers.Optimizer, str]:
+    """The optimizers that a model holds, and by default the models in it, and where: "'d_optimizer' of 'gan'"."""
     found: dict[keras.optimizers.Optimizer, str] = {}
-    for holder in [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]:
+    holders = model._flatten_layers() if inner else [model]
+    for holder in [layer for layer in holders if isinstance(layer, keras.Model)]:
         for name, value in vars(holder).items():
             if not name.startswith("_self_"):  # TensorFlow's tracking records
                 inside = value.values() if isinstance(value, dict) else value

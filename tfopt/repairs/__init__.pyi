@@ -18,7 +18,6 @@ from .mixed_precision import LOSS_SCALING as LOSS_SCALING
 from .mixed_precision import REPLICA_OVERFLOW as REPLICA_OVERFLOW
 from .mixed_precision import UNSCALED_LOSS as UNSCALED_LOSS
 from .mixed_precision import computes_in_float16 as computes_in_float16
-from .mixed_precision import optimizers_of as optimizers_of
 from .mixed_precision import refuse_unscaled as refuse_unscaled
 from .optimizers import ACCUMULATION as ACCUMULATION
 from .optimizers import CLIPPING as CLIPPING

@@ -16,7 +16,7 @@ from keras.src.backend.common import global_state
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers
-from tfopt.model.state import optimizers_of as optimizers_of
+from tfopt.model.state import optimizers_of
 from tfopt.repairs import gradient_graph
 from tfopt.repairs.repair import Function, Repair, trains_together
 

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tfopt.measure import StepTimer
 from tfopt.model.layers import recorded_calls
-from tfopt.model.state import layers_in_float32, without_dropout
-from tfopt.repairs import optimizers_of
+from tfopt.model.state import layers_in_float32, optimizers_of, without_dropout
 from tfopt.xla.drift import SMALL_GRADIENT, Trained, both_timers, drifts, norm, relative, train
 
 _TOLERANCE = 0.01

@@ -15,7 +15,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave, one_batch
 from tfopt.model.batches import not_finite_parts
-from tfopt.model.layers import require_compiled, require_optimizer
+from tfopt.model.layers import require_optimizer
 from tfopt.text import Shown
 from tfopt.xla.comparing import computes_in_16_bits
 from tfopt.xla.drift import Timers, measure_drift
@@ -281,7 +281,7 @@ def _check(model: keras.Model, steps: int, planned_steps: int | None, tolerance:
             f"Expected tolerance to be a number of at least 0, or None. Received: tolerance={tolerance!r}. "
             "Pass a drift such as 0.1, or None to decide by speed alone."
         )
-    require_optimizer(require_compiled(model))
+    require_optimizer(model)
     if not (model.layers or model.weights) or (model.built and not model.trainable_weights):
         raise ValueError(
             f"Expected a model with weights to train. Received: {model.name!r}, which has none. "

@@ -80,8 +80,8 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
     """Switches XLA on or off inside a block and restores the model's setting afterwards, even after an exception.
 
     Use it for one `fit` or `evaluate` that must run with or without XLA. Functions compiled before the block are reused
-    after it, so leaving it compiles nothing. A `model.compile(...)` inside the block stays in effect, as does whatever
-    else makes the step anew, such as `tfopt.batch.accumulate` or `tfopt.precision.apply`.
+    after it, so leaving it compiles nothing. A `model.compile(...)` inside the block stays in effect, as does anything
+    else that rebuilds the step, such as `tfopt.batch.accumulate` or `tfopt.precision.apply`.
 
     Args:
         model: A compiled model.
@@ -107,7 +107,7 @@ def jit(model: keras.Model, on: bool) -> Iterator[None]:
         if model._compile_config is compilation:
             model.jit_compile, compilation.config["jit_compile"] = before, saved
             for name, function in functions.items():
-                # One made anew in the block, as by tfopt.batch.accumulate, computes something else than the old one.
+                # One rebuilt in the block, as by tfopt.batch.accumulate, computes something different.
                 if function is None or getattr(model, name) is not during[name]:
                     rebuild_step_function(model, name)
                 else:

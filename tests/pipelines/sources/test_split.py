@@ -98,6 +98,11 @@ def test_what_cannot_be_split(source, split, error, found):
         plan_pipeline(source, batch_size=2, split=split)
 
 
+def test_what_is_repeated_once_can_be_split():
+    plan = plan_pipeline(tf.data.Dataset.range(10).repeat(1), batch_size=2, split=0.2, shuffle=False)
+    assert sum(len(batch) for batch in plan.build().as_numpy_iterator()) == 8
+
+
 def in_each(read):
     """Numbers that each of two files is read for."""
     numbers = tf.data.Dataset.range(2).interleave(lambda file: read(tf.data.Dataset.range(20 * file, 20 * file + 20)))
@@ -138,7 +143,7 @@ def documents():
             "ParallelMapDatasetV2",
         ),
         (sampled, {}, r"Dataset\.random"),
-        (generated, {}, "others among the first 20 elements of dataset when they were read again"),
+        (generated, {}, "that the first 20 elements of dataset differ when read again"),
         (lambda: loader(Shuffled(), batched=False), {}, "Shuffled, which decides what it yields"),
         (documents, {"pad": "batch"}, r"Dataset\.shuffle in the documents"),
         (documents, {"pack": 8}, r"Dataset\.shuffle in the documents"),

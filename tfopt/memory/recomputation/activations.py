@@ -74,7 +74,7 @@ class Activations:
 
 
 class ActivationCall:
-    """Computes what the `call` of a layer or an operation does, but its activation, and the one before it, again.
+    """Replaces the `call` of a layer or operation; recomputes its activation, and the one before it, for the gradient.
 
     Args:
         owner: The layer or operation.

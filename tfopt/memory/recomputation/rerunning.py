@@ -30,6 +30,7 @@ _REPEATABLE = {
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp", "LookupTableFindV2"),
     *("StatefulPartitionedCall", "While", "If", "Case", "Assert", "PrintV2", "CudnnRNNV3", "XlaCallModule"),
 }
+_STEP = "one_step_on_data"  # as Keras calls the function of a training step, and TensorFlow its graph
 # What only reads a variable.
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 # What a call depends on besides its arguments and Keras' variables, as pairs of a getter and a setter.
@@ -191,11 +192,16 @@ def is_differentiated(*arguments: Any) -> bool:
 
 
 def _in_loop() -> bool:
-    """Whether a loop is being traced, where TensorFlow loses the gradients of a custom gradient's variables."""
+    """Whether a loop is being traced, where TensorFlow loses the gradients of a custom gradient's variables.
+
+    Keras' loop over the steps of an execution does not count: each step computes its gradients inside it.
+    """
     graph = tf.compat.v1.get_default_graph()
-    while graph is not None and not in_while_loop_defun(graph):
+    while graph is not None and getattr(graph, "name", None) != _STEP:
+        if in_while_loop_defun(graph):
+            return True
         graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return False
 
 
 def _is_differentiable(tensor: Any) -> bool:
@@ -220,6 +226,7 @@ def _after(upstream: Sequence[Any], tensors: Sequence[tf.Tensor]) -> list[tf.Ten
 
     XLA and Grappler would otherwise merge the second run with the first and keep everything. Neither knows that no
     hyperbolic tangent exceeds 1. XLA's optimization barrier, tried on a CPU, is removed before buffers are assigned.
+    `tfopt.model.graph_flops` recognises second runs by this tangent.
     """
     gradients = [gradient for gradient in upstream if gradient is not None and _is_differentiable(gradient)]
     # Of each, since the gradient of an output that nobody uses is a constant.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.layers import LayerError, layer_paths
-from tfopt.model.state import StatePreserver, draws_in_float32, without_dropout
+from tfopt.model.state import StatePreserver, draws_in_float32, optimizers_of, without_dropout
 from tfopt.precision.float8_clones import quantized_clone, settle_scales
 from tfopt.precision.float8_margins import measured_margins
 from tfopt.precision.gate.layer_table import (
@@ -37,7 +37,6 @@ from tfopt.precision.layer_policies import (
 )
 from tfopt.precision.optimizer_swap import wants_scaling
 from tfopt.precision.policies import tf32
-from tfopt.repairs import optimizers_of
 from tfopt.text import listed
 
 

@@ -13,8 +13,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import RecordedCall
-from tfopt.model.state import same_draws
-from tfopt.repairs import optimizers_of
+from tfopt.model.state import optimizers_of, same_draws
 
 Optimizer: TypeAlias = keras.optimizers.Optimizer
 _SCALING = keras.optimizers.LossScaleOptimizer
