@@ -37,8 +37,8 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
 
     Use it to train on several data sets at once, each with a transform, cache, augment and shuffle of its own. The
     parts take turns in a fixed order: among any n consecutive examples, each of two parts has its share of n, rounded
-    up or down; each of three or more is off by less than four examples. (From the first: by half an example, and by two.)
-    The mixture is not shuffled again, since the parts are.
+    up or down; each of three or more is off by less than four examples (counted from the first example, half an example
+    and two). The mixture is not shuffled again, since the parts are.
 
     Args:
         parts: Pairs of a part and its weight, a positive number; shares are weights divided by their sum. A part is a
