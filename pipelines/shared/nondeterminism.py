@@ -223,11 +223,11 @@ def _has_state(node: Any) -> bool:
 def _in_stage(stage: Any) -> list[Finding]:
     kind = type(stage).__name__
     found = [finding for wrapped in stage._functions() for finding in find_in_function(wrapped.function)]
-    if kind == "_ShuffleDataset" and not _same_every_time(stage):
+    if kind == "_ShuffleDataset" and not (_is_seeded(stage) and stage._reshuffle_each_iteration is False):
         found.append(Finding("shuffle", "Dataset.shuffle", ""))
     if _loses_order(stage):
         found.append(Finding("unordered", f"{kind.strip('_')} with deterministic=False", ""))
-    if kind == "_RandomDataset":
+    if kind == "_RandomDataset" and (stage._rerandomize or not _is_seeded(stage)):
         found.append(Finding("random", "Dataset.random", ""))
     return found
 
@@ -242,7 +242,5 @@ def _loses_order(stage: Any) -> bool:
     return getattr(stage, "_deterministic", None) == "false"
 
 
-def _same_every_time(shuffle: Any) -> bool:
-    # TensorFlow turns a missing seed into (0, 0), and a missing reshuffle_each_iteration into True.
-    seeded = int(shuffle._seed) != 0 or int(shuffle._seed2) != 0
-    return seeded and shuffle._reshuffle_each_iteration is False
+def _is_seeded(stage: Any) -> bool:
+    return int(stage._seed) != 0 or int(stage._seed2) != 0  # TensorFlow turns a missing seed into (0, 0)

@@ -93,8 +93,11 @@ def test_datasets_are_searched_to_their_roots():
 
     random = tf.data.Dataset.range(3).flat_map(inner).batch(2).prefetch(1)
     assert [finding.kind for finding in find_in_dataset(random)] == ["random"]
-    zipped = tf.data.Dataset.zip(tf.data.Dataset.range(3), tf.data.Dataset.random(seed=1))
+    zipped = tf.data.Dataset.zip(tf.data.Dataset.range(3), tf.data.Dataset.random())
     assert [str(finding) for finding in find_in_dataset(zipped)] == ["Dataset.random"]
+    again = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
+    assert [str(finding) for finding in find_in_dataset(again)] == ["Dataset.random"]
+    assert find_in_dataset(tf.data.Dataset.random(seed=1)) == []
     assert find_in_dataset(tf.data.Dataset.range(3).map(lambda x: x + 1).cache()) == []
 
 

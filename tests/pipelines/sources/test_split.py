@@ -103,6 +103,18 @@ def test_what_is_repeated_once_can_be_split():
     assert sum(len(batch) for batch in plan.build().as_numpy_iterator()) == 8
 
 
+def test_examples_that_are_sampled_alike_each_time_can_be_split():
+    def numbers(training):
+        parts = [tf.data.Dataset.range(20), tf.data.Dataset.range(20, 40)]
+        dataset = tf.data.Dataset.sample_from_datasets(parts, seed=1)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(40))
+        plan = plan_pipeline(dataset, batch_size=4, split=0.2, shuffle=False, cache=None, training=training)
+        return {int(number) for batch in plan.build() for number in batch}
+
+    assert numbers(True) | numbers(False) == set(range(40))
+    assert not numbers(True) & numbers(False)
+
+
 def in_each(read):
     """Numbers that each of two files is read for."""
     numbers = tf.data.Dataset.range(2).interleave(lambda file: read(tf.data.Dataset.range(20 * file, 20 * file + 20)))
