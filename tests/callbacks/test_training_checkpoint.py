@@ -559,14 +559,19 @@ def test_a_second_signal_ends_at_once_unless_it_is_the_same_one(folder, after, c
     assert done.returncode == code, done.stderr[-3000:]
 
 
+def end_unnoticed(signals):
+    """As a thread does that notices the end of a training: Python changes no handlers there."""
+    signals.install()
+    thread = threading.Thread(target=signals.remove)
+    thread.start(), thread.join()
+
+
 def test_a_handler_that_an_ended_training_left_in_another_thread_is_passed_over():
-    """A notebook keeps the exception that ended it: a thread notices the end, where Python changes no handlers."""
+    """A notebook keeps the exception that ended it."""
     stock = signal.getsignal(signal.SIGUSR1)
     ended, running = Signals(["SIGUSR1"]), Signals(["SIGUSR1"])
     try:
-        ended.install()
-        thread = threading.Thread(target=ended.remove)
-        thread.start(), thread.join()
+        end_unnoticed(ended)
         running.install()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert running.received == "SIGUSR1"
@@ -581,10 +586,8 @@ def test_handlers_of_two_ended_trainings_that_found_one_another():
     stock = signal.getsignal(signal.SIGUSR1)
     one, other = Signals(["SIGUSR1"]), Signals(["SIGUSR1"])
     try:
-        for each in (one, other):
-            each.install()
-            thread = threading.Thread(target=each.remove)
-            thread.start(), thread.join()
+        end_unnoticed(one)
+        end_unnoticed(other)
         one.install()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert one.received == "SIGUSR1"

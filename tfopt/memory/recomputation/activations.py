@@ -112,9 +112,9 @@ class ActivationCall:
 
         run = linear if function is None else Part(f"layer {self._path!r}", linear, owner)
         outputs = run(source, *args, **kwargs)
-        if self.count and activation is not None:
-            return self._activated(activation, outputs)
-        return outputs if activation is None else activation(outputs)
+        if activation is None:
+            return outputs
+        return self._activated(activation, outputs) if self.count else activation(outputs)
 
     def _activated(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Applies an activation, whose result tells the layer behind it how it was made."""
