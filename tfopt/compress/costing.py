@@ -20,7 +20,7 @@ from tfopt.measure.layer_steps import BlockTimer, outputs, outputs_and_gradients
 from tfopt.measure.timers import StepTimer
 from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, on_device, specs_of
 from tfopt.model.flops import graph_flops, step_flops
-from tfopt.model.layers import is_keras_own, layer_paths, require_compiled, require_optimizer
+from tfopt.model.layers import is_keras_own, layer_paths, require_optimizer
 from tfopt.model.step_calls import StepCall, StepCalls, kind_of
 from tfopt.precision import alignment
 from tfopt.warn import warn_caller
@@ -65,8 +65,8 @@ def cost(model: keras.Model, batch: Data) -> ModelCost:
 
 def cost_and_calls(model: keras.Model, batch: Data) -> tuple[ModelCost, list[StepCall]]:
     """Returns what `cost` does, and the recorded call of each of its layers."""
-    require_one_device(require_compiled(model))
     require_optimizer(model)
+    require_one_device(model)
     if model.run_eagerly:
         warn_caller(
             f"{model.name!r} runs eagerly, while its layers are timed in graphs: most of the rest of its step is time "
