@@ -468,7 +468,7 @@ def test_in_fit_with_a_logger_wherever_it_stands(fake_nvml, order):
     both = [(alert, logger)[place] for place in order]
     fit(*both, Idle(alert))
     assert {found.gpu_index for found in alert.alerts} == {0}
-    assert alert.alerts[0].value == 10.0
+    assert alert.alerts[0].value == pytest.approx(10)
     assert not logger.listeners._methods
 
 
