@@ -1,16 +1,16 @@
 """`mix`: examples of several sources or plans in fixed proportions, as one pipeline."""
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any, Literal, Unpack
 
 import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines.inspection.facts import Facts, inspect_mixture
+from tfopt.pipelines.inspection.facts import Facts, Take, inspect_mixture, inspect_source
 from tfopt.pipelines.inspection.sample import MEASURED, SAMPLED
 from tfopt.pipelines.loaders.loader import is_loader
 from tfopt.pipelines.plan import PipelinePlan, plan_pipeline, unknown_option, warn_left_out
@@ -18,9 +18,9 @@ from tfopt.pipelines.shared.elements import element_of, without_autograph
 from tfopt.pipelines.shared.nondeterminism import refuse_draws
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, expect_name
 from tfopt.pipelines.shared.position import START
-from tfopt.pipelines.shared.schedule import Schedule, schedule
+from tfopt.pipelines.shared.schedule import OwnTurns, Schedule, schedule
 from tfopt.pipelines.shared.seeding import mixed_seed
-from tfopt.pipelines.sources.parts import expect_divided_alike, share_mixture
+from tfopt.pipelines.sources.parts import Part, mixing_place, own_count, share_mixture, take_part, take_positions
 from tfopt.pipelines.sources.source import Source, named_leaves
 from tfopt.pipelines.stages.arrangement import plan_mixture, plan_part
 from tfopt.pipelines.stages.example_stages import Cache
@@ -78,10 +78,16 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
     turns = schedule(_weights(parts))
     _refuse_options("the mixture", asked)
     plans = [_plan(number, part, asked, options) for number, (part, _) in enumerate(parts)]
-    _expect_one_numbering([_facts(plan).source for plan in plans])
-    count = _count(plans, turns, stop)
-    mixed = _parts(plans, asked, turns, [None] * len(plans) if count is None else turns.counts(count))
-    facts = _mixed_facts(mixed, asked, count)
+    found = [_facts(plan) for plan in plans]
+    _expect_one_numbering([each.source for each in found])
+    index, processes = mixing_place(asked, [each.part for each in found])
+    if processes > 1:
+        found, turns, counts = _divided(plans, turns, stop, asked.batch_size // processes)
+    else:
+        counts = [_count(found, [[each.count] for each in found], turns, stop)]
+    count = counts[index]
+    mixed = _parts(plans, found, asked, turns, [None] * len(plans) if count is None else turns.counts(count))
+    facts = _mixed_facts(mixed, asked, counts, index)
     chosen = replace(asked, shuffle=any(part.options.shuffle for part in mixed), remainder=facts.last_batch[0])
     if asked.remainder is None:
         warn_left_out(chosen, facts)
@@ -183,10 +189,14 @@ def _expect_one_numbering(sources: Sequence[Source]) -> None:
                 )
 
 
-def _count(plans: Sequence[PipelinePlan], turns: Schedule, stop: Stop) -> int | None:
-    """Returns the examples of an epoch; None if unknown or endless. All processes that train together have as many."""
-    found = []
-    for part, facts in enumerate(map(_facts, plans)):
+def _count(found: Sequence[Facts], counts: Sequence[Sequence[int | None]], turns: Schedule, stop: Stop) -> int | None:
+    """Returns the examples of an epoch; None if unknown or endless.
+
+    `counts` has those of each part, once or in each of the processes: these mix as many as the first or last to end.
+    """
+    ends = turns.turns_until if stop == "all" else turns.turns_within
+    known = []
+    for number, facts in enumerate(found):
         if facts.count is None and stop == "all":
             raise UnsupportedError(
                 f"Expected a known number of examples in each part for stop='all'. Found: {facts.source.name}, whose "
@@ -195,20 +205,59 @@ def _count(plans: Sequence[PipelinePlan], turns: Schedule, stop: Stop) -> int | 
             )
         if facts.count is None and not facts.infinite:
             return None
-        counts = [facts.count] if facts.part is None else facts.part.counts
-        ends = turns.turns_until if stop == "all" else turns.turns_within
-        found += [ends(part, count) for count in counts if count is not None]
-    return (max if stop == "all" else min)(found, default=None)
+        known += [ends(number, count) for count in counts[number] if count is not None]
+    return (max if stop == "all" else min)(known, default=None)
+
+
+def _divided(
+    plans: Sequence[PipelinePlan], turns: Schedule, stop: Stop, block: int
+) -> tuple[list[Facts], Schedule, list[int | None]]:
+    """Returns this process' share of each part, its turns, and how many turns each process has.
+
+    Without a shuffle each batch of the mixture is divided in blocks, as that of a single source is. With one, each
+    process mixes its share of each part by itself; all mix as many examples.
+    """
+    whole = [_facts(plan) for plan in plans]
+    parts = [facts.part for facts in whole if facts.part is not None]
+    shuffled = any(plan.options.shuffle for plan in plans)
+
+    def taking(plan: PipelinePlan, part: Part, take: Take) -> Facts:
+        return inspect_source(part.source, replace(plan.options, split=None), take)
+
+    if not shuffled:
+        count = _count(whole, [[part.whole] for part in parts], turns, stop) or 0
+        own = OwnTurns(turns.weights, block, parts[0].index, parts[0].parts)
+        counts = [own_count(count, block, index, own.parts) for index in range(own.parts)]
+        chosen = zip(plans, parts, own.taken(counts[own.index]), strict=True)
+        found = [taking(plan, part, partial(take_positions, part=part, positions=at)) for plan, part, at in chosen]
+        return found, own, counts
+    one_by_one = partial(take_part, one_by_one=True)
+    found = [
+        facts if plan.options.shuffle else taking(plan, part, one_by_one)
+        for plan, part, facts in zip(plans, parts, whole, strict=True)
+    ]
+    dealt = [facts.part.counts for facts in found if facts.part is not None]
+    for part, counts_of_part in zip(parts, dealt, strict=True):
+        if not min(counts_of_part):
+            raise PipelineError(
+                f"Expected examples of each part for each of {part.parts} processes. Found {part.whole:,} in "
+                f"{part.source.name}. What to do: train in fewer processes, or leave this part out."
+            )
+    return found, turns, [_count(found, dealt, turns, stop)] * parts[0].parts
 
 
 def _parts(
-    plans: Sequence[PipelinePlan], asked: PipelineOptions, turns: Schedule, taken: Sequence[int | None]
+    plans: Sequence[PipelinePlan],
+    found: Sequence[Facts],
+    asked: PipelineOptions,
+    turns: Schedule,
+    taken: Sequence[int | None],
 ) -> tuple[MixedPart, ...]:
     """Returns the stages of the parts, of which later ones leave room for the caches of earlier ones."""
     parts: list[MixedPart] = []
     taken_bytes = 0.0
-    for number, plan in enumerate(plans):
-        facts = replace(_facts(plan), used=_facts(plan).count)
+    for number, (plan, facts) in enumerate(zip(plans, found, strict=True)):
+        facts = replace(facts, used=facts.count)
         own = None if facts.part is None else facts.part.own_seed(plan.options.seed)
         options = replace(plan.options, remainder="keep", batch_size=asked.batch_size)
         part = plan_part(
@@ -247,25 +296,24 @@ def _described(leaf: Any) -> str:
     return f"{leaf.dtype.name} of shape {leaf.shape}" if isinstance(leaf, tf.TensorSpec) else str(leaf)
 
 
-def _mixed_facts(parts: Sequence[MixedPart], asked: PipelineOptions, count: int | None) -> Facts:
+def _mixed_facts(parts: Sequence[MixedPart], asked: PipelineOptions, counts: Sequence[int | None], index: int) -> Facts:
     """Returns what the stages after the mixture rest on."""
     names = [part.facts.source.name for part in parts]
     sampled = _sampled(parts, MEASURED if asked.bucket else SAMPLED)
     source = Source(name=f"a mixture of {' and '.join(dict.fromkeys(names))}", dataset=lambda: sampled)
     own = replace(asked, crop=None, crop_with=(), transform=None, cache=None)
     mixed = all(part.options.shuffle and part.facts.mixed for part in parts)
-    mixes = [part.facts.part for part in parts]
-    share = None if count is None else share_mixture(source, own, count, mixes, mixed=mixed)
-    expect_divided_alike(mixes, share)
+    mixes = [part.facts.part for part in parts if part.facts.part is not None]
+    share = share_mixture(source, own, [count or 0 for count in counts], mixes, mixed=mixed) if mixes else None
     infinite = all(part.facts.infinite for part in parts)
-    return inspect_mixture(source, own, sampled, part=share, count=count, infinite=infinite, mixed=mixed)
+    return inspect_mixture(source, own, sampled, part=share, count=counts[index], infinite=infinite, mixed=mixed)
 
 
 def _sampled(parts: Sequence[MixedPart], number: int) -> Any:
     """Returns a dataset of so many examples, as many of each part."""
     few = -(-number // len(parts))
     each = [_with_shapes(part.facts.traced.augmented.take(few), part.element_spec) for part in parts]
-    return functools.reduce(lambda one, other: one.concatenate(other), each)
+    return reduce(lambda one, other: one.concatenate(other), each)
 
 
 def _with_shapes(dataset: Any, spec: Any) -> Any:

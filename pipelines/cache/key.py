@@ -56,7 +56,8 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
     ]
     if facts.part is not None:
         part = facts.part
-        parts.append(("part", [part.index, part.parts, part.block, part.size, part.batches]))
+        chosen = [part.chosen] if part.chosen else []  # else the key is that of earlier versions
+        parts.append(("part", [part.index, part.parts, part.block, part.size, part.batches, *chosen]))
     if cache.after == "transform":
         transform = options.transformation
         called = None if transform is None else [transform.by_batch, transform.call]

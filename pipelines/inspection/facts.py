@@ -1,5 +1,6 @@
 """`inspect_source()`: everything the planner learns about a source and the functions before it decides."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_re
 from tfopt.pipelines.sources.parts import Part, expect_alone, expect_one_order, take_part
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.split import take_split
+
+Take = Callable[[Source, PipelineOptions], tuple[Source, Part | None]]
 
 MIB = 2**20
 # For the shuffle's buffer. Fixed, not a share of the free memory: under a seed the order must not depend on what else
@@ -58,8 +61,10 @@ class Facts:
     pinned: bool  # whether batches are worth the map-and-batch that makes them in memory pinned for the GPU
 
 
-def inspect_source(source: Source, options: PipelineOptions) -> Facts:
+def inspect_source(source: Source, options: PipelineOptions, take: Take = take_part) -> Facts:
     """Traces the functions, reads a sample through them, and refuses what could not be trained on.
+
+    Several processes `take` a part each.
 
     Raises:
         PipelineError: If data is missing, empty, damaged or of different shapes, a function failed, or there are too
@@ -71,7 +76,7 @@ def inspect_source(source: Source, options: PipelineOptions) -> Facts:
     """
     if options.split is not None:
         source = take_split(source, options.split, training=options.training)
-    source, part = take_part(source, options)
+    source, part = take(source, options)
     whole, raw, count, infinite = open_source(source, MEASURED if options.bucket else SAMPLED)
     traced = trace(source, options, raw)
     in_source = find_in_dataset(whole) + traced.in_decode

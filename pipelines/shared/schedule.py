@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt.pipelines.shared.elements import without_autograph
@@ -39,14 +40,14 @@ class Schedule:
         """Returns a part's share of the turns."""
         return self.weights[part] / self.period
 
-    def counts(self, turns: int) -> list[int]:
-        """Returns how many of the first so many turns each part has."""
+    def counts(self, turns: Any) -> list[Any]:
+        """Returns how many of the first so many turns each part has; of an array of numbers, arrays."""
         periods, left = divmod(turns, self.period)
         counts = [periods * weight for weight in self.weights]
 
-        def count(node: "_Node", turns: int) -> None:
+        def count(node: "_Node", turns: Any) -> None:
             if node.part is not None:
-                counts[node.part] += turns
+                counts[node.part] = counts[node.part] + turns
                 return
             lefts = node.left_of(turns)
             count(node.sides[0], lefts)
@@ -90,6 +91,34 @@ class Schedule:
     @staticmethod
     def _all() -> range:
         return range(sys.maxsize)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTurns(Schedule):
+    """The turns that one of several processes has, which divide each batch of a mixture in blocks."""
+
+    block: int
+    index: int
+    parts: int
+
+    def of_whole(self, numbers: Any) -> Any:
+        """Returns which turns of the whole schedule these are, counted from 0."""
+        return (numbers // self.block * self.parts + self.index) * self.block + numbers % self.block
+
+    def turns(self, numbers: Any) -> Any:
+        """As `Schedule.turns`."""
+        return Schedule.turns(self, self.of_whole(numbers))
+
+    def counts(self, turns: int) -> list[int]:
+        """As `Schedule.counts`."""
+        return np.bincount(self.turns(np.arange(turns)), minlength=len(self.weights)).tolist()
+
+    def taken(self, turns: int) -> list[Any]:
+        """Returns which examples of each part the first so many turns take, in int64 arrays."""
+        numbers = np.arange(turns)
+        before = Schedule.counts(self, self.of_whole(numbers))
+        chosen = self.turns(numbers).numpy()
+        return [before[part][chosen == part] for part in range(len(self.weights))]
 
 
 def schedule(weights: Sequence[float]) -> Schedule:

@@ -5,7 +5,8 @@ all examples: those of the larger files would never be read. So each process rea
 nothing.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tfopt.pipelines.shared.elements import at_most, element_of, without_autogra
 from tfopt.pipelines.shared.nondeterminism import Finding
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
 from tfopt.pipelines.shared.seeding import sequence
-from tfopt.pipelines.sources.source import Source, expect_lasting
+from tfopt.pipelines.sources.source import Source, expect_lasting, held_on_host
 
 IN_PARTS = "_tfopt_in_parts"
 """An attribute of distributed datasets that hold a part of a source: which one."""
@@ -38,6 +39,7 @@ class Part:
     steps: int  # per epoch, the same in all processes; a process whose part has ended contributes no examples
     last_batch: tuple[Remainder, str]  # as in Facts
     mixes: tuple["Part", ...] = ()  # of a mixture: what this process reads of each of its parts
+    chosen: str = ""  # of a part of a mixture: a hash of the positions, if the mixture's turns choose them
 
     def __str__(self) -> str:
         return f"this process has part {self.index + 1} of {self.parts}, {self.size:,} examples of each batch"
@@ -59,46 +61,51 @@ class Part:
         return int(np.random.SeedSequence((seed, self.index)).generate_state(1)[0] >> 1)
 
 
-def take_part(source: Source, options: PipelineOptions) -> tuple[Source, Part | None]:
-    """Returns what this process reads of a source; all of it, and None, if it trains alone."""
+def take_part(source: Source, options: PipelineOptions, *, one_by_one: bool = False) -> tuple[Source, Part | None]:
+    """Returns what this process reads of a source; all of it, and None, if it trains alone.
+
+    Without a shuffle each batch is divided in blocks: the processes' outputs in turn are then in the source's order.
+    `one_by_one` deals out single examples all the same.
+    """
     index, parts = _place()
     if parts == 1:
         return source, None
     expect_lasting(source, "for each of several processes, which divide it")
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    _refuse_options(options, replicas)
-    size = options.batch_size // parts
-    # Without a shuffle each batch is divided in blocks: the processes' outputs in turn are then in the source's order.
+    _refuse_options(options, tf.distribute.get_strategy().num_replicas_in_sync)
     exact = options.service is None
-    block = 1 if options.shuffle or not exact else size
+    block = 1 if options.shuffle or one_by_one or not exact else options.batch_size // parts
     divided = _exactly(source, parts, block) if exact else _divided(source, parts)
     counts = [each.count or 0 for each in divided]
-    full = min(counts) // size
     # By the counts alone, which all processes share; samples of their parts differ.
-    left_out = sum(counts) - parts * full * size
-    last_batch = choose_remainder(options, sum(counts), left_out, mixed=not exact or source.at is not None)
-    drops = last_batch[0] == "drop"
-    batches = [count // size if drops else -(-count // size) for count in counts]
-    steps = min(batches) if drops else max(batches)
-    if not steps:
-        raise PipelineError(
-            f"Expected {size} examples in each of {parts} processes, with remainder='drop'. {source.name} has "
-            f"{min(counts)} for one of them: there would be zero steps. What to do: pass a smaller batch_size, or "
-            "remainder='keep'."
-        )
-    part = Part(
-        source=source,
-        index=index,
-        parts=parts,
-        block=block,
-        size=size,
-        replica_size=options.batch_size // replicas,
-        counts=tuple(counts),
-        batches=min(batches[index], steps),
-        steps=steps,
-        last_batch=last_batch,
-    )
+    part = _part(source, options, index, counts, block, mixed=not exact or source.at is not None)
     return divided[index], part
+
+
+def take_positions(source: Source, options: PipelineOptions, *, part: Part, positions: Any) -> tuple[Source, Part]:
+    """Returns the elements at these positions of a source that begins again at its end, and a part of it that says so.
+
+    Args:
+        source: The whole one.
+        options: Not used: the mixture divides it.
+        part: What this process would have of it otherwise.
+        positions: Ascending, int64.
+    """
+    del options
+    count, end = part.whole, int(positions[-1]) + 1 if len(positions) else 0
+    is_chosen = np.zeros(end, bool)
+    is_chosen[positions] = True
+
+    @without_autograph
+    def position(number: Any) -> Any:
+        return tf.gather(held_on_host(lambda: tf.constant(positions % count)), number)
+
+    @without_autograph
+    def is_own(number: Any, element: Any) -> Any:
+        del element
+        return tf.gather(held_on_host(lambda: tf.constant(is_chosen)), number)
+
+    chosen = _chosen(source, len(positions), position, is_own, end=end)
+    return chosen, replace(part, chosen=hashlib.sha256(positions.tobytes()).hexdigest())
 
 
 def expect_alone(source: Source) -> None:
@@ -117,45 +124,62 @@ def expect_alone(source: Source) -> None:
         )
 
 
-def share_mixture(
-    source: Source, options: PipelineOptions, count: int, mixes: Sequence[Part | None], *, mixed: bool
-) -> Part | None:
-    """Returns what this process has of a mixture of which each process mixes `count` examples; None if it is alone.
+def mixing_place(options: PipelineOptions, found: Sequence[Part | None]) -> tuple[int, int]:
+    """Returns this process' number among those that train on a mixture of parts, and how many these are.
 
-    `mixes` says what it reads of each of the mixture's parts, and `mixed` whether each epoch leaves out other examples.
+    Refuses options that several processes cannot have, and parts that were planned for others.
     """
-    index, parts = _place()
-    if parts == 1:
-        return None
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    _refuse_options(options, replicas)
-    size = options.batch_size // parts
-    last_batch = choose_remainder(options, count * parts, count % size * parts, mixed=mixed)
-    steps = count // size if last_batch[0] == "drop" else -(-count // size)
-    return Part(
-        source=source,
-        index=index,
-        parts=parts,
-        block=1,
-        size=size,
-        replica_size=options.batch_size // replicas,
-        counts=(count,) * parts,
-        batches=steps,
-        steps=steps,
-        last_batch=last_batch,
-        mixes=tuple(filter(None, mixes)),
-    )
-
-
-def expect_divided_alike(found: Sequence[Part | None], own: Part | None) -> None:
-    """Refuses a mixture whose parts were planned for other processes than those that train on it."""
-    place = None if own is None else (own.index, own.parts)
-    if any((None if part is None else (part.index, part.parts)) != place for part in found):
+    place = _place()
+    if any((0, 1) != place if part is None else (part.index, part.parts) != place for part in found):
         raise UnsupportedError(
             "Expected all parts of a mixture to be planned where the mixture is. Found one planned outside of its "
             "strategy's scope, or inside of another's. What to do: call plan_pipeline and mix inside the same `with "
             "strategy.scope():`."
         )
+    if place != (0, 1):
+        _refuse_options(options, tf.distribute.get_strategy().num_replicas_in_sync)
+    return place
+
+
+def share_mixture(
+    source: Source, options: PipelineOptions, counts: Sequence[int], mixes: Sequence[Part], *, mixed: bool
+) -> Part:
+    """Returns what this process has of a mixture of which each process mixes so many examples.
+
+    `mixes` says what it reads of each of the mixture's parts, and `mixed` whether each epoch leaves out other examples.
+    """
+    return replace(_part(source, options, mixes[0].index, counts, 1, mixed=mixed), mixes=tuple(mixes))
+
+
+def _part(
+    source: Source, options: PipelineOptions, index: int, counts: Sequence[int], block: int, *, mixed: bool
+) -> Part:
+    """Returns a part, given how many examples each has, and whether each epoch leaves out others."""
+    parts = len(counts)
+    size = options.batch_size // parts
+    left_out = sum(counts) - parts * (min(counts) // size * size)
+    last_batch = choose_remainder(options, sum(counts), left_out, mixed=mixed)
+    drops = last_batch[0] == "drop"
+    batches = [count // size if drops else -(-count // size) for count in counts]
+    steps = min(batches) if drops else max(batches)
+    if not steps:
+        raise PipelineError(
+            f"Expected {size} examples in each of {parts} processes, with remainder='drop'. {source.name} has "
+            f"{min(counts)} for one of them: there would be zero steps. What to do: pass a smaller batch_size, or "
+            "remainder='keep'."
+        )
+    return Part(
+        source=source,
+        index=index,
+        parts=parts,
+        block=block,
+        size=size,
+        replica_size=options.batch_size // tf.distribute.get_strategy().num_replicas_in_sync,
+        counts=tuple(counts),
+        batches=min(batches[index], steps),
+        steps=steps,
+        last_batch=last_batch,
+    )
 
 
 def distributed(dataset: Any, part: Part) -> Any:
@@ -263,10 +287,14 @@ def _exactly(source: Source, parts: int, block: int) -> list[Source]:
     return [_by_position(source, index, parts, block, count) for index in range(parts)]
 
 
+def own_count(count: int, block: int, index: int, parts: int) -> int:
+    """Returns how many of so many elements are in block `index` of each `parts` blocks."""
+    turns, tail = divmod(count, block * parts)
+    return turns * block + min(max(tail - index * block, 0), block)
+
+
 def _by_position(source: Source, index: int, parts: int, block: int, count: int) -> Source:
     """Returns block `index` of each `parts` blocks of a source; without `at`, all raw elements are read for it."""
-    turns, tail = divmod(count, block * parts)
-    own = turns * block + min(max(tail - index * block, 0), block)
 
     @without_autograph
     def position(number: Any) -> Any:
@@ -277,6 +305,19 @@ def _by_position(source: Source, index: int, parts: int, block: int, count: int)
         del element
         return tf.equal(number // block % parts, index)
 
+    return _chosen(source, own_count(count, block, index, parts), position, is_own)
+
+
+def _chosen(
+    source: Source, own: int, position: Callable[..., Any], is_own: Callable[..., Any], *, end: int | None = None
+) -> Source:
+    """Returns `own` elements of a source, which begins again until `end` if that is given.
+
+    Args:
+        position: Given their number, returns their position.
+        is_own: Given the position of an element, and it, returns whether it is one of them.
+    """
+
     @without_autograph
     def alone(number: Any, element: Any) -> Any:
         del number
@@ -286,7 +327,8 @@ def _by_position(source: Source, index: int, parts: int, block: int, count: int)
         return source.at(positions.map(position)) if source.at is not None else positions
 
     def filtered() -> Any:
-        return source.dataset().enumerate().filter(is_own).map(alone)
+        whole = source.dataset() if end is None else source.dataset().repeat().take(end)
+        return whole.enumerate().filter(is_own).map(alone)
 
     return replace(
         source,

@@ -470,6 +470,70 @@ def test_each_of_several_processes_mixes_its_parts(monkeypatch, stop, remainder)
     assert stop == "first" or remainder == "drop" or len(set(large)) == COUNT
 
 
+def in_processes(monkeypatch, count, make):
+    """The batches of a plan that each of so many processes makes, and its steps."""
+    monkeypatch.setattr(batch_stages, "distributed", lambda dataset, part: dataset)
+    read, steps = [], set()
+    for index in range(count):
+        monkeypatch.setattr(parts, "_place", lambda index=index: (index, count))
+        plan = make()
+        steps.add(plan.to_dict()["steps_per_epoch"])
+        read.append([batch.tolist() for batch in plan.build().as_numpy_iterator()])
+    return read, steps
+
+
+def from_python(start, count):
+    numbers = tf.data.Dataset.from_generator(
+        lambda: iter(range(start, start + count)), output_signature=tf.TensorSpec((), tf.int64)
+    )
+    return numbers.apply(tf.data.experimental.assert_cardinality(count))
+
+
+UNSHUFFLED = {
+    "a batch of all": (2, "first", 256, lambda: [(np.arange(100), 0.5), (1000 + np.arange(100), 0.5)]),
+    "read again": (2, "all", 12, lambda: [(np.arange(41), 0.3), (1000 + np.arange(5), 0.7)]),
+    "a plan, cut off": (
+        3,
+        "first",
+        12,
+        lambda: [(plan_pipeline(np.arange(17), batch_size=3, training=False), 0.5), (1000 + np.arange(30), 0.5)],
+    ),
+    "not by position": (2, "all", 8, lambda: [(from_python(0, 20), 0.5), (from_python(1000, 7), 0.5)]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", first_quick(UNSHUFFLED))
+def test_without_a_shuffle_processes_divide_each_batch(monkeypatch, name):
+    """What one process reads: no example less, none twice, and in the same order."""
+    processes, stop, batch_size, weighed = UNSHUFFLED[name]
+
+    def make():
+        return mix(weighed(), stop=stop, batch_size=batch_size, training=False)
+
+    alone = [batch.tolist() for batch in make().build().as_numpy_iterator()]
+    read, steps = in_processes(monkeypatch, processes, make)
+    assert [sum(batches, []) for batches in itertools.zip_longest(*read, fillvalue=[])] == alone
+    assert steps == {len(alone)}
+
+
+def test_a_part_in_order_is_dealt_out_where_others_are_shuffled(monkeypatch):
+    def make():
+        ordered = plan_pipeline(1000 + np.arange(10), batch_size=30, shuffle=False)
+        return mix([(np.arange(10), 0.5), (ordered, 0.5)], batch_size=30, seed=1)
+
+    read, steps = in_processes(monkeypatch, 2, make)
+    assert sorted(sum(itertools.chain.from_iterable(read), [])) == [*range(10), *range(1000, 1010)]
+    assert steps == {1}
+
+
+def test_a_part_smaller_than_the_processes_is_refused_by_all(monkeypatch):
+    for index in range(2):
+        monkeypatch.setattr(parts, "_place", lambda index=index: (index, 2))
+        with pytest.raises(PipelineError, match=r"each part for each of 2 processes\. Found 1 in "):
+            mix([(np.arange(9), 0.5), (np.arange(1), 0.5)], stop="all", batch_size=4)
+
+
 def test_a_plan_from_outside_of_the_processes_is_refused(monkeypatch):
     alone = plan_pipeline(NUMBERS["b"], batch_size=3)
     monkeypatch.setattr(parts, "_place", lambda: (0, 3))
