@@ -36,7 +36,6 @@ def test_it_is_asked_last():
             IN_A_POD | {"JOB_COMPLETION_INDEX": "7"},
             "Kubernetes: in pod '7' of an indexed Job, and TFOPT_WORKERS is not set: it trains alone",
         ),
-        (JOB | {"TFOPT_WORKERS": " "}, "Kubernetes: in a pod, and TFOPT_WORKERS is not set: it trains alone"),
     ],
 )
 def test_why_there_is_no_cluster(environ, note):
@@ -66,6 +65,8 @@ def test_a_name_is_found_whole_and_not_by_its_beginning():
         ({"HOSTNAME": "train-2"}, "Expected HOSTNAME, 'train-2', .* Found: train-0.train, train-1.train. What to do:"),
         ({"HOSTNAME": "node-7"}, "With hostNetwork, HOSTNAME is the node's: set it to the pod's in env"),
         ({"HOSTNAME": ""}, "Expected HOSTNAME, '', to be the first part of one name"),
+        ({"TFOPT_WORKERS": ""}, "Expected TFOPT_WORKERS to list the pods' addresses. Found: '', which is not such"),
+        ({"TFOPT_WORKERS": " "}, "Expected TFOPT_WORKERS to list the pods' addresses"),
         ({"TFOPT_WORKERS": "2"}, "Expected the address of worker 0 .TFOPT_WORKERS. as 'host:port'.* Found: '2'"),
         ({"TFOPT_WORKERS": "train-[0-1].train"}, "Expected the address of worker 0 .* Found: 'train-0.train'"),
         ({"TFOPT_WORKERS": "train-[0-1.train:2222"}, "Expected TFOPT_WORKERS to list the pods' addresses"),

@@ -56,6 +56,14 @@ def test_a_wrong_tf_config_never_becomes_one_process() -> None:
         resolve({"TF_CONFIG": "{"})
 
 
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE"])
+def test_several_processes_that_nobody_lists_are_refused(name: str) -> None:
+    with pytest.raises(ClusterError, match=f"{name} says that there are several. Found: {name}='4', and none"):
+        resolve({name: "4"})
+    assert resolve({name: "1"}).source == resolve({name: ""}).source == "one process"
+    assert resolve(ENVIRON | {name: "2"}).source == "TF_CONFIG"
+
+
 def test_a_scheduler_is_one_more_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def from_scheduler(environ: Any) -> Cluster | str:
         return Cluster("a scheduler", ("s:1",)) if "SCHEDULER" in environ else "a scheduler: SCHEDULER is not set"

@@ -131,6 +131,19 @@ def test_one_process(environ: dict[str, str], why: str) -> None:
     assert resolve(environ).source == "one process"
 
 
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (block(SLURM_STEP_NUM_TASKS=None), "SLURM_STEP_ID='0'"),
+        (block(SLURM_STEP_NUM_TASKS=None, SLURM_STEP_ID=None), "SLURM_PROCID='3'"),
+        (BATCH_SHELL | {"SLURM_STEPID": "0"}, "SLURM_STEPID='0'"),
+    ],
+)
+def test_a_task_of_a_step_never_trains_alone(environ: dict[str, str], found: str) -> None:
+    with pytest.raises(ClusterError, match=f"Expected SLURM_STEP_NUM_TASKS, .* Found: {found} without it"):
+        resolve(environ)
+
+
 def test_tf_config_comes_first() -> None:
     config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     assert resolve(block(TF_CONFIG=json.dumps(config))).source == "TF_CONFIG"

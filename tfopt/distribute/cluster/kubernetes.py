@@ -31,13 +31,13 @@ def from_kubernetes(environ: Mapping[str, str]) -> Cluster | str:
         >>> print(from_kubernetes({"TFOPT_WORKERS": "train-[0-1].train:2222", "HOSTNAME": "train-1"}))
         worker 1 (train-1.train:2222) of 2 workers, from Kubernetes
     """
-    text = environ.get(WORKERS, "").strip()
-    if not text:
+    if WORKERS not in environ:
         if "KUBERNETES_SERVICE_HOST" not in environ:
             return f"{SOURCE}: not in a pod"
         index = environ.get("JOB_COMPLETION_INDEX")
         where = "in a pod" if index is None else f"in pod {brief(index)} of an indexed Job"
         return f"{SOURCE}: {where}, and {WORKERS} is not set: it trains alone"
+    text = environ[WORKERS].strip()
     try:
         workers = expand_hosts(text)
     except ClusterError as error:

@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfopt.distribute.cluster.kubernetes import from_kubernetes
-from tfopt.distribute.cluster.membership import ONE_PROCESS, Cluster
+from tfopt.distribute.cluster.membership import ONE_PROCESS, Cluster, brief, cluster_error
 from tfopt.distribute.cluster.slurm import from_slurm
 from tfopt.distribute.cluster.tf_config import from_tf_config
 
 # In order of precedence. Each returns the cluster, or one line that says why there is none.
 SOURCES: tuple[Callable[[Mapping[str, str]], Cluster | str], ...] = (from_tf_config, from_slurm, from_kubernetes)
+
+# How many processes a launcher says it has started, without saying where they are: Open MPI, PMI (MPICH, Intel MPI),
+# MVAPICH, PyTorch's launchers.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
 
 
 def resolve(
@@ -21,7 +25,8 @@ def resolve(
 
     The first of these wins: the arguments, a valid TF_CONFIG (Ray sets it), a Slurm step, TFOPT_WORKERS in a Kubernetes
     pod, this process alone. A malformed description is an error, never "this process alone": each worker would train
-    its own model.
+    its own model. So is a launcher that says it has started several processes (OMPI_COMM_WORLD_SIZE, PMI_SIZE,
+    MV2_COMM_WORLD_SIZE, WORLD_SIZE) where none of these says which.
 
     Args:
         environ: Where TF_CONFIG and the schedulers' variables are read. Default: this process's environment.
@@ -56,6 +61,15 @@ def resolve(
         if isinstance(found, Cluster):
             return replace(found, notes=(*notes, f"{found.source}: taken"))
         notes.append(found)
+    for name in _SIZES:
+        size = environ.get(name, "").strip()
+        if size.isdecimal() and size.lstrip("0") not in ("", "1"):
+            raise cluster_error(
+                f"the workers in TF_CONFIG, a Slurm step or TFOPT_WORKERS, since {name} says that there are several",
+                f"{name}={brief(size)}, and none of the three",
+                "start the script with srun or python -m tfopt.distribute.launch, or set TF_CONFIG in each process. To "
+                f"train a model of its own in each, unset {name}",
+            )
     return Cluster(ONE_PROCESS, notes=tuple(notes))
 
 

@@ -42,6 +42,7 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | str:
     if "SLURM_STEP_NUM_TASKS" not in environ:
         if "SLURM_JOB_ID" not in environ:
             return "Slurm: not in a job"
+        _refuse_step(environ)
         return "Slurm: in a job, but not in a step: srun did not start this process"
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1, MAX_WORKERS)
     if tasks == 1:
@@ -53,6 +54,19 @@ def from_slurm(environ: Mapping[str, str]) -> Cluster | str:
     _check_own_place(environ, hosts, places, rank)
     ports = _ports(environ, places)
     return Cluster("Slurm", tuple(f"{hosts[node]}:{port}" for (node, _), port in zip(places, ports, strict=True)), rank)
+
+
+def _refuse_step(environ: Mapping[str, str]) -> None:
+    """Refuses a task of a step whose number of tasks is gone: each would train alone."""
+    found = [name for name in ("SLURM_STEP_ID", "SLURM_STEPID") if name in environ]
+    found += ["SLURM_PROCID"] if environ.get("SLURM_PROCID", "0") != "0" else []  # in the shell of sbatch it is 0
+    if found:
+        raise cluster_error(
+            "SLURM_STEP_NUM_TASKS, which srun sets in every task of a step",
+            f"{found[0]}={brief(environ[found[0]])} without it",
+            f"{_AS_SET}. In the shell of a job that was submitted from within a step, unset SLURM_STEP_ID, "
+            "SLURM_STEPID and SLURM_STEP_NUM_TASKS",
+        )
 
 
 def _refuse_components(environ: Mapping[str, str]) -> None:
