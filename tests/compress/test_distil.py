@@ -75,6 +75,24 @@ def test_the_loss_is_the_own_one_and_the_teachers_part(kind, weighted):
     assert found == pytest.approx(own + 0.7 * np.mean(part * (WEIGHTS if weighted else 1)), rel=1e-5)
 
 
+@pytest.mark.parametrize("activation", [None, "softmax"])
+def test_positions_of_an_ignored_class_count_for_neither_part(activation):
+    def net_of_sequences(seed):
+        keras.utils.set_random_seed(seed)
+        return keras.Sequential([keras.Input((3, 5)), layers.Dense(4, activation=activation)])
+
+    teacher, student = net_of_sequences(1), net_of_sequences(0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=activation is None, ignore_class=-1)
+    student.compile("sgd", loss)
+    x, y = RANDOM.normal(size=(2, 3, 5)).astype("float32"), np.array([[0, -1, 2], [-1, 3, -1]])
+    x[y < 0] = np.nan
+    own = student.evaluate(x, y, verbose=0)
+    outputs = [model.predict(x, verbose=0)[y >= 0] for model in (teacher, student)]
+    kind = "classes, logits" if activation is None else "classes, probabilities"
+    distil(teacher, student, (x, y), weight=0.7, temperature=3.0)
+    assert student.train_on_batch(x, y) == pytest.approx(own + 0.7 * np.mean(apart(kind, *outputs, 3.0)), rel=1e-5)
+
+
 def test_weights_follow_the_gradient_of_both_and_the_teacher_stays():
     teacher, student = net(seed=1), net()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

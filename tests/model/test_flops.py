@@ -77,6 +77,17 @@ def test_resnet50():
             ([layers.Conv1D(6, 2)], (8, 3), 7 * 2 * 3 * 6, 0),
             ([layers.Conv1D(6, 3, dilation_rate=2, padding="causal")], (8, 3), 8 * 3 * 3 * 6, 0),
             ([layers.Dense(2), layers.Conv2D(6, 3, dilation_rate=2)], (8, 8, 3), 64 * 6, 16 * 9 * 2 * 6),
+            # TensorFlow splits these into parts, and pads the parts to one size.
+            ([layers.Conv1D(6, 3, dilation_rate=4, padding="causal")], (9, 3), 9 * 3 * 3 * 6, 0),
+            (
+                [layers.Dense(2), layers.Conv2D(6, 3, dilation_rate=4, padding="same")],
+                (9, 9, 3),
+                81 * 6,
+                81 * 9 * 2 * 6,
+            ),
+            ([layers.Dense(2), layers.Conv2D(6, 3, dilation_rate=4, groups=2)], (9, 9, 3), 81 * 6, 9 * 6),
+            ([layers.Dense(2), layers.Conv3D(6, 3, dilation_rate=2)], (6, 5, 5, 3), 150 * 6, 2 * 27 * 2 * 6),
+            ([layers.Dense(2), layers.DepthwiseConv2D(3, dilation_rate=3)], (8, 8, 3), 64 * 6, 4 * 9 * 2),
             ([layers.Conv3D(2, 3)], (4, 5, 6, 3), 2 * 3 * 4 * 27 * 3 * 2, 0),
             ([layers.Conv2DTranspose(6, 3, strides=2, padding="same")], (8, 8, 3), 64 * 9 * 3 * 6, 0),
             ([layers.Embedding(100, 8), layers.Flatten(), layers.Dense(2)], (6,), 0, 6 * 8 * 2),

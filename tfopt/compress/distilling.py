@@ -33,9 +33,9 @@ def distil(
     as the teacher. The student's training loss becomes its own plus `weight` times the distance of its outputs from the
     teacher's. For classes, that is the cross-entropy with the teacher's probabilities, both softened by the
     temperature, times the square of the temperature (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
-    Network", 2015); for other outputs, half of the mean squared difference. Sample weights apply to both parts.
-    `evaluate`, `predict`, metrics and saved files stay as they are, and the teacher never changes. Each step also runs
-    the teacher forward.
+    Network", 2015); for other outputs, half of the mean squared difference. Sample weights, masks and `ignore_class`
+    apply to both parts. `evaluate`, `predict`, metrics and saved files stay as they are, and the teacher never changes.
+    Each step also runs the teacher forward.
 
     The effect lasts until `distil` is called again; `weight=0` ends it. Saved and cloned models do not keep it.
 
@@ -115,7 +115,8 @@ class _Distilling:
         for path, loss, share in self._losses(y_pred):
             target = tf.cast(tf.stop_gradient(_at(taught, path)), tf.float32)
             counts = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
-            part = _Apart(loss, self._temperature)(target, _at(y_pred, path), sample_weight=counts)
+            apart = _Apart(loss, self._temperature, labels=_at(y, path))
+            part = apart(target, _at(y_pred, path), sample_weight=counts)
             own += tf.cast(self._weight * share * part, own.dtype)
         return own
 
@@ -153,7 +154,7 @@ def _at(values: Any, path: tuple[Any, ...]) -> Any:
 class _Apart(keras.losses.Loss):
     """How far outputs are from a teacher's, measured as suits the loss they are trained with."""
 
-    def __init__(self, loss: Any, temperature: float):
+    def __init__(self, loss: Any, temperature: float, labels: Any = None):
         super().__init__(name="distillation", reduction="sum_over_batch_size", dtype="float32")
         self._temperature = temperature
         while isinstance(loss, partial):  # of tfopt.kernels.chunk_cross_entropy
@@ -161,10 +162,21 @@ class _Apart(keras.losses.Loss):
         self._function = getattr(loss, "fn", None)
         options = getattr(loss, "_fn_kwargs", {})
         self._logits, self._axis = bool(options.get("from_logits")), options.get("axis", -1)
+        self._labels, self._ignored = labels, options.get("ignore_class")
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Returns a number for each prediction."""
+        """Returns a number for each prediction, with a mask of those that the loss does not ignore."""
         y_true, y_pred = (keras.ops.moveaxis(values, self._axis, -1) for values in (y_true, y_pred))
+        if self._ignored is None or self._labels is None:
+            return self._apart(y_true, y_pred)
+        labels = tf.reshape(self._labels, tf.shape(y_pred)[:-1])
+        counts = tf.not_equal(labels, tf.cast(self._ignored, labels.dtype))
+        # As in Keras' loss, outputs that are ignored may be NaN.
+        apart = self._apart(*(tf.where(counts[..., None], values, 0) for values in (y_true, y_pred)))
+        apart._keras_mask = counts
+        return apart
+
+    def _apart(self, y_true: Any, y_pred: Any) -> Any:
         if self._function in _CLASSES:
             target, output = (self._softened(values, tf.math.log) for values in (y_true, y_pred))
             apart = tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(target), output)

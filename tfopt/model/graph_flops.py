@@ -11,7 +11,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.model.graph_loops import counters, trips, unchanged_variables
 from tfopt.model.graph_shapes import Known, ShapedGraph, TracedGraph, origin
-from tfopt.model.operation_products import is_opaque, is_product, multiply_adds, product_dtype
+from tfopt.model.operation_products import end_of_dilation, is_opaque, is_product, multiply_adds, product_dtype
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOPS = ("While", "StatelessWhile")
@@ -70,9 +70,10 @@ class FlopsCounter:
         shaped = ShapedGraph(function.traced, arguments)
         found = GraphFlops()
         # An import takes 0.1 ms an operation: only what the trace leaves open needs it.
-        missing = [name for name, operation in function.products.items() if multiply_adds(operation) is None]
+        missing = {name: one for name, one in function.products.items() if multiply_adds(one) is None}
+        after = [end.name for one in missing.values() if (end := end_of_dilation(one))]
         pending: list[str] = []
-        for name in function.traced.sources_of([*function.outputs, *function.calls, *missing]):
+        for name in function.traced.sources_of([*function.outputs, *function.calls, *missing, *after]):
             if name in function.inputs:
                 continue
             if function.traced.nodes[name].op not in _WITH_FUNCTIONS:

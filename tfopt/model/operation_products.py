@@ -7,6 +7,8 @@ import tensorflow as tf
 
 # What may stand between the rounding to float8 and the product; the factor is the scale.
 _MOVING = ("Identity", "IdentityN", "Mul", "Reshape", "Transpose")
+# What TensorFlow adds to a convolution along one axis, which it computes along two.
+_RESHAPING = ("ExpandDims", "Identity", "Reshape", "Squeeze")
 _Count = Callable[[tf.Operation], int | None]
 
 
@@ -153,12 +155,32 @@ def _cudnn_attention(operation: tf.Operation) -> int | None:
     return _times(products, _size(query), _axis(key, 1))
 
 
+def end_of_dilation(operation: tf.Operation) -> tf.Operation | None:
+    """The operation that puts together what TensorFlow has split for a dilated convolution; None for other products.
+
+    It crops the positions that only round the parts up to one size, so that they do not count.
+    """
+    while followed := [one for one in operation.outputs[0].consumers() if one.type in (*_RESHAPING, "BatchToSpaceND")]:
+        operation = followed[0]
+        if operation.type == "BatchToSpaceND":
+            return operation
+    return None
+
+
 def _output(operation: tf.Operation) -> tf.Tensor:
-    return operation.outputs[0]
+    return (end_of_dilation(operation) or operation).outputs[0]
 
 
 def _input(place: int) -> Callable[[tf.Operation], tf.Tensor]:
     return lambda operation: operation.inputs[place]
+
+
+def _gradient(operation: tf.Operation) -> tf.Tensor:
+    """The gradient of a convolution's output, before it is split for a dilated one."""
+    source = operation.inputs[2].op
+    while source.type in _RESHAPING:
+        source = source.inputs[0].op
+    return source.inputs[0] if source.type == "SpaceToBatchND" else operation.inputs[2]
 
 
 def _of(kinds: Sequence[str], count: _Count) -> dict[str, _Count]:
@@ -171,14 +193,14 @@ _COUNTS: dict[str, _Count] = {
     "SparseTensorDenseMatMul": _sparse_matmul,
     **_of(("Conv", "Conv2D", "Conv3D"), _convolution(_output, _input(1))),
     **_of(
-        ("Conv2DBackpropInput", "Conv2DBackpropInputV2", "Conv3DBackpropInputV2"), _convolution(_input(2), _input(1))
+        ("Conv2DBackpropInput", "Conv2DBackpropInputV2", "Conv3DBackpropInputV2"), _convolution(_gradient, _input(1))
     ),
     **_of(
-        ("Conv2DBackpropFilter", "Conv2DBackpropFilterV2", "Conv3DBackpropFilterV2"), _convolution(_input(2), _output)
+        ("Conv2DBackpropFilter", "Conv2DBackpropFilterV2", "Conv3DBackpropFilterV2"), _convolution(_gradient, _output)
     ),
     "DepthwiseConv2dNative": _depthwise(_output, _input(1)),
-    "DepthwiseConv2dNativeBackpropInput": _depthwise(_input(2), _input(1)),
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise(_input(2), _output),
+    "DepthwiseConv2dNativeBackpropInput": _depthwise(_gradient, _input(1)),
+    "DepthwiseConv2dNativeBackpropFilter": _depthwise(_gradient, _output),
     **_of(("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"), _cudnn_rnn(backward=False)),
     **_of(("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"), _cudnn_rnn(backward=True)),
     "XlaCallModule": _cudnn_attention,

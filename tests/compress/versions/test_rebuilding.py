@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from tfopt import repairs
 from tfopt.compress.versions import footprint
 from tfopt.compress.versions.arguments import trial_batch
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
@@ -99,3 +100,11 @@ def test_outputs_of_which_none_is_finite_are_not_taken_for_the_same():
     other = keras.models.clone_model(model)
     with pytest.raises(TfoptError, match="'net' computes only NaN or infinity on the first batch"):
         require_same(model, other, (np.full((4, 2), np.nan),), "a clone")
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_options_of_compile_are_those_that_the_repair_of_loss_scaling_has_noted(scaled):
+    model = keras.Sequential([keras.Input((2,)), _L.Dense(3, dtype="mixed_float16")])
+    with repairs.LOSS_SCALING.during():
+        model.compile("sgd", "mse", auto_scale_loss=scaled)
+        assert isinstance(rebuilt(model).optimizer, keras.optimizers.LossScaleOptimizer) == scaled

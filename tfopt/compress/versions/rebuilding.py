@@ -213,7 +213,8 @@ def _compile(model: keras.Model, new: keras.Model) -> None:
         ) from error
     options["metrics"], options["weighted_metrics"] = fresh
     options["jit_compile"], options["run_eagerly"] = model.jit_compile, model.run_eagerly
-    new.compile(**options, auto_scale_loss=isinstance(optimizer, keras.optimizers.LossScaleOptimizer))
+    options["auto_scale_loss"] = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    new.compile(**options)
 
 
 def _fresh(metric: Any) -> Any:
