@@ -322,6 +322,7 @@ def test_what_was_changed_reads_well():
     assert str(applied) == "Changed 1 layer to mixed_float16; the loss is scaled."
     assert json.loads(json.dumps(applied.to_dict())) == {
         "changed": {conv: "mixed_float16"},
+        "scaling": {f"'optimizer' of {model.name!r}": True},
         "loss_scaled": True,
         "unsaved": [],
         "float8": [],

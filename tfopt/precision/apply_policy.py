@@ -3,7 +3,8 @@
 import gc
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from keras.src.models.functional import Functional
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers, is_keras_own, require_model
-from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
+from tfopt.model.state import STEP_FUNCTIONS, optimizers_of, rebuild_step_function
 from tfopt.precision.float8_margins import Float8Margin, recorded_margins
 from tfopt.precision.layer_policies import (
     Policy,
@@ -37,8 +38,8 @@ class Applied(Shown):
 
     changed: Mapping[str, str]
     """Names of the new policies by layer path."""
-    loss_scaled: bool | None
-    """Whether the model's optimizer scales the loss, which float16 needs; None if the model is not compiled."""
+    scaling: Mapping[str, bool]
+    """Whether each optimizer that the model holds scales the loss, which float16 needs, by where it is held."""
     unsaved: tuple[str, ...] = ()
     """Paths of layers whose policy saving does not preserve: user code makes them, or Keras drops it. Apply again."""
 
@@ -47,14 +48,23 @@ class Applied(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
-        return asdict(self) | {"float8": [one.to_dict() for one in self.float8]}
+        derived = {"loss_scaled": self.loss_scaled, "float8": [one.to_dict() for one in self.float8]}
+        return asdict(self) | derived
+
+    @property
+    def loss_scaled(self) -> bool | None:
+        """Whether every optimizer that the model holds scales the loss; None if it holds none."""
+        return all(self.scaling.values()) if self.scaling else None
 
     def __str__(self) -> str:
         counts = Counter(self.changed.values())
         layers = ", ".join(f"{count} {'layer' if count == 1 else 'layers'} to {name}" for name, count in counts.items())
         parts = [f"Changed {layers}" if layers else "Changed nothing"]
-        if self.loss_scaled is not None:
-            parts.append("the loss is scaled" if self.loss_scaled else "the loss is not scaled")
+        scaled, plain = ([name for name, scales in self.scaling.items() if scales is one] for one in (True, False))
+        if scaled and plain:  # as in a GAN
+            parts.append(f"the loss is scaled by {listed(scaled, _NAMED)}, but not by {listed(plain, _NAMED)}")
+        elif self.scaling:
+            parts.append("the loss is scaled" if scaled else "the loss is not scaled")
         if self.unsaved:
             parts.append(f"apply again after loading a saved model, for {listed(self.unsaved, _NAMED)}")
         if seen := [one for one in self.float8 if one.margin is not None]:
@@ -97,16 +107,17 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
             mixed_bfloat16 as well.
 
     Returns:
-        Which layers changed, and whether the loss is scaled.
+        Which layers changed, and which of the model's optimizers scale the loss.
 
     Raises:
         TypeError: If `model` is not a Keras model, a policy is neither a name nor a Keras policy, or a key of the
             mapping is not a string.
         ValueError: If a policy is unknown, a key matches no layer or one that cannot change, several expressions match
-            a layer, or the model has no layers. The model is then unchanged, as after the next error.
+            a layer, or the model has no layers. The model is unchanged after this and any other error.
         tfopt.errors.UnsupportedError: If a built layer keeps its weights in another dtype than the policy, a layer is
             quantized, the output layers cannot be found, another compiled model shares layers that change, or the
-            repairs do not know the installed Keras. For float8 also if the optimizer cannot be rebuilt from its config.
+            repairs do not know the installed Keras. For float8 also if a layer has LoRA weights, or the optimizer
+            cannot be rebuilt from its config.
 
     Example:
         >>> print(tfopt.precision.apply(model, "mixed_float16"))
@@ -125,20 +136,41 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
         repairs.refuse_unscaled(model)
     if any(is_16_bit(policies[layer]) for layer in computing if layer in policies):
         keep_ids()
-    set_policies(policies)
-    quantize(quantized)
-    if optimizer is not None:
-        replace_optimizer(model, optimizer)
-    _keep_in_config(model)
-    scaled = {}
-    for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:
-        scaled[trained] = _scale_or_not(trained)  # a nested model may be compiled too
-        for name in STEP_FUNCTIONS:
-            rebuild_step_function(trained, name)
+    with _all_or_nothing(model):
+        set_policies(policies)
+        quantize(quantized)
+        if optimizer is not None:
+            replace_optimizer(model, optimizer)
+        _keep_in_config(model)
+        for trained in [layer for layer in paths if isinstance(layer, keras.Model)]:
+            _scale_or_not(trained)  # a nested model may be compiled too
+            for name in STEP_FUNCTIONS:
+                rebuild_step_function(trained, name)
     changed = {
         paths[layer]: current_policy(layer).name for layer in computing if current_policy(layer) != before[layer]
     }
-    return Applied(changed, scaled[model], tuple(paths[layer] for layer in _unsaved(model)), recorded_margins(paths))
+    return Applied(changed, _scaling(model), tuple(paths[x] for x in _unsaved(model)), recorded_margins(paths))
+
+
+@contextmanager
+def _all_or_nothing(model: keras.Model) -> Iterator[None]:
+    """Takes back what a block of code has done to a model if it fails or is interrupted in the middle."""
+    layers = model._flatten_layers()
+    before = {part: dict(vars(part)) for part in (*layers, *optimizers_of(model))}
+    options = {x: dict(x._compile_config.config) for x in layers if isinstance(x, keras.Model) and x.compiled}
+    dtypes = {layer: layer.dtype for layer in layers if isinstance(layer, keras.layers.InputLayer)}
+    try:
+        yield
+    except BaseException:
+        for part, attributes in before.items():
+            for name in vars(part).keys() - attributes.keys():
+                delattr(part, name)  # not by the dict: Keras tracks the weights that float8 adds
+            vars(part).update(attributes)
+        for compiled, given in options.items():
+            compiled._compile_config.config.update(given)
+        for layer, dtype in dtypes.items():
+            repairs.set_input_dtype(layer, dtype)
+        raise
 
 
 def _check_other_models(paths: Mapping[keras.Layer, str], changing: set[keras.Layer]) -> None:
@@ -161,13 +193,17 @@ def _check_other_models(paths: Mapping[keras.Layer, str], changing: set[keras.La
         )
 
 
-def _scale_or_not(model: keras.Model) -> bool | None:
-    if not model.compiled:
-        return None
-    if repairs.computes_in_float16(model):
-        return scale_loss(model)
-    unscale_loss(model)
-    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+def _scale_or_not(model: keras.Model) -> None:
+    if model.compiled:
+        (scale_loss if repairs.computes_in_float16(model) else unscale_loss)(model)
+
+
+def _scaling(model: keras.Model) -> dict[str, bool]:
+    held = optimizers_of(model)
+    scaling = [one for one in held if isinstance(one, keras.optimizers.LossScaleOptimizer)]
+    # A wrapper's inner optimizer that the model holds too gets the wrapper's gradients.
+    inner = {id(one.inner_optimizer) for one in scaling}
+    return {where: one in scaling for one, where in held.items() if id(one) not in inner}
 
 
 def _keep_in_config(model: keras.Model) -> None:

@@ -167,7 +167,13 @@ def _split_float8(model: keras.Model, policy: Policy) -> tuple[Policy, list[kera
             f"Expected built layers to quantize. Received: {model.name!r}, with layers not built: "
             f"{', '.join(unbuilt)}. Call the model on a batch first."
         )
-    return base, [layer for layer in layers if current_policy(layer).quantization_mode != "float8"]
+    quantized = [layer for layer in layers if current_policy(layer).quantization_mode != "float8"]
+    if adapted := [paths[layer] for layer in quantized if layer.lora_enabled]:
+        raise UnsupportedError(
+            f"Expected layers without LoRA to quantize to float8, which Keras cannot compute with it. Found: "
+            f"{', '.join(adapted)}. Name the layers to quantize instead, or use mixed_bfloat16."
+        )
+    return base, quantized
 
 
 def _is_float8(policy: object) -> bool:
