@@ -53,9 +53,9 @@ class StageNames:
 
     def _visit(self, top: Node, dataset: Any, consumer: str | None) -> None:
         """Names a node, all nodes on the way to its source, and those that join them."""
-        nodes, datasets = _chain_of_nodes(top), _chain_of_datasets(dataset)
-        kinds = [(node, kind) for node in nodes for kind in _FUSED.get(_kind(node.name), (_kind(node.name),))]
-        pairs = _align([kind for _, kind in kinds], [_kind(type(one).__name__) for one in datasets])
+        nodes, datasets = _chain_of_nodes(top), chain_of_datasets(dataset)
+        kinds = [(node, kind) for node in nodes for kind in _FUSED.get(kind_of(node.name), (kind_of(node.name),))]
+        pairs = _align([kind for _, kind in kinds], [kind_of(type(one).__name__) for one in datasets])
         names = self._names(kinds, pairs, datasets, consumer)
         # From the source on, as elements pass.
         for (node, _), index, name in reversed(list(zip(kinds, pairs, names, strict=True))):
@@ -88,7 +88,7 @@ class StageNames:
         """Returns a stage for each node; None for the root, which does no work."""
         written = [None if index is None else datasets[index] for index in pairs]
         # If a dataset hides what was written, a node without a match may still be the user's.
-        hidden = any(_kind(type(one).__name__) in _ANY for one in written)
+        hidden = any(kind_of(type(one).__name__) in _ANY for one in written)
         own = [self._own_name(kind, one, hidden) for (_, kind), one in zip(kinds, written, strict=True)]
         source = next((index for index, one in enumerate(datasets) if id(one) in self._sources), len(datasets))
         ends_in_source = consumer is None
@@ -114,7 +114,7 @@ class StageNames:
         if dataset is None:
             return kind if hidden else None
         if id(dataset) not in self._by_dataset:
-            self._by_dataset[id(dataset)] = self._unused(_describe(kind, dataset))
+            self._by_dataset[id(dataset)] = self._unused(described_stage(kind, dataset))
         return self._by_dataset[id(dataset)]
 
     def _unused(self, name: str) -> str:
@@ -124,7 +124,8 @@ class StageNames:
         return candidate
 
 
-def _describe(kind: str, dataset: Any) -> str:
+def described_stage(kind: str, dataset: Any) -> str:
+    """Returns what a stage is called: its name, or its kind and function."""
     if getattr(dataset, "_name", None):
         return str(dataset._name)
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)
@@ -134,8 +135,8 @@ def _describe(kind: str, dataset: Any) -> str:
     return "generator" if kind == "flatmap" and "flat_map_fn" in name else f"{kind} ({name})"
 
 
-def _kind(name: str) -> str:
-    """Returns the common part of an operation's name and that of its Python class."""
+def kind_of(name: str) -> str:
+    """Returns the kind of a stage: the common part of an operation's name and that of its Python class."""
     name = re.sub(r"^_?(Parallel|Memory|File|Finite|Forever|Empty)?", "", name)
     return re.sub(r"(Impl|Dataset|V\d+)+$", "", name).lower()
 
@@ -148,7 +149,8 @@ def _chain_of_nodes(node: Node) -> list[Node]:
     return chain
 
 
-def _chain_of_datasets(dataset: Any) -> list[Any]:
+def chain_of_datasets(dataset: Any) -> list[Any]:
+    """Returns a dataset, and the first of those it reads from, down to the source."""
     chain = [dataset]
     while inputs := chain[-1]._inputs():
         chain.append(inputs[0])

@@ -90,13 +90,7 @@ BATCH_NORM = Cause(
     "import tfopt\ntfopt.kernels.fuse_batch_norm(model)",
 )
 
-CALLBACK = Cause(
-    "callback",
-    "Do its work less often, or in a thread.",
-    "# In on_train_batch_end; or do the work in a thread\n"
-    "if batch % 100 >= self.model.steps_per_execution:\n"
-    "    return",
-)
+CALLBACK = Cause("callback", "Do its work less often, or in a thread.")
 PROGRESS_BAR = Cause(
     "progress bar",
     "One line per epoch is enough: model.fit(..., verbose=2).",
@@ -106,19 +100,14 @@ VALIDATION = Cause("validation", "Validate on fewer batches (validation_steps), 
 BETWEEN_EPOCHS = Cause(
     "between epochs",
     "Check what callbacks do there, such as writing checkpoints, and do it less often.",
-    "if (epoch + 1) % 5:  # in on_epoch_end; or do the work in a thread\n    return",
 )
 EPOCH_STARTS = Cause(
     "epoch starts",
-    "Open the data once, or choose longer epochs or a smaller shuffle buffer.",
-    "dataset = dataset.repeat()  # right after shuffle; with steps_per_epoch in fit\n"
-    "# or fewer and longer epochs, or a smaller shuffle buffer",
+    "Cache what is computed before a shuffle, whose buffer is filled again in each epoch, or choose longer epochs.",
 )
 NEW_SHAPES = Cause(
     "new shapes",
     "Give batches one shape, or a few: drop_remainder=True, padded_batch, bucket_by_sequence_length.",
-    "dataset = dataset.batch(size, drop_remainder=True)\n"
-    "# or padded_batch to one length, or to a few: bucket_by_sequence_length",
 )
 
 COMMUNICATION = Cause(

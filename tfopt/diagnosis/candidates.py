@@ -62,6 +62,8 @@ class Candidate:
     """Takes it away from the model for a block of code."""
     against: str = NOW
     """The arm that it is compared with; empty if its own arm times the cause itself."""
+    tried: Callable[[int], StepTimes] | None = None
+    """Times so many steps with the remedy carried out, instead of the cause taken away."""
     at_most: bool = False
     """Whether the remedy may save only a part of it."""
     saved: float = 1.0
@@ -98,11 +100,17 @@ def _input(training: Training) -> Iterator[Candidate | NotTested]:
             evidence="The same training with batches prefetched.",
             kind="input",
         )
+    remedy, tried = remedies.slow_input(training), None
+    try:
+        tried = remedies.tried_input(training)
+    except (TfoptError, ValueError, TypeError) as error:
+        remedy = remedies.no_line(f"build_pipeline does not take these arrays: {summarize_error(error)}")
     yield Candidate(
         cause=catalogue.INPUT,
         arm=FitArm(training, dataset=training.resident),
         evidence="The same steps on one batch that stays in memory.",
-        remedy=remedies.slow_input(training),
+        remedy=remedy,
+        tried=tried,
         against=NOW if ahead is None else catalogue.NO_PREFETCH.name,
         at_most=True,
     )
@@ -173,21 +181,22 @@ def _is_progress_bar(callback: keras.callbacks.Callback) -> bool:
 
 def _callbacks(training: Training) -> Iterator[Candidate]:
     for callback, name in callback_names(training.callbacks).items():
-        if not any(_overrides(callback, hook) for hook in _BATCH_HOOKS):
+        hooks = [hook for hook in _BATCH_HOOKS if _overrides(callback, hook)]
+        if not hooks:
             continue
         arm = FitArm(training, without=[callback])
         if _is_progress_bar(callback):
             evidence = "The same training without the progress bar."
             yield Candidate(cause=catalogue.PROGRESS_BAR, label=name, arm=arm, evidence=evidence)
             continue
+        remedy, saved = remedies.in_each_batch(training, callback, hooks)
         yield Candidate(
             cause=catalogue.CALLBACK,
             label=name,
             arm=arm,
             evidence="The same training without it.",
-            remedy=remedies.in_each_batch(callback),
-            at_most=type(callback).__module__.startswith("keras."),
-            saved=max(0.0, 1 - training.model.steps_per_execution / min(100, training.steps_per_epoch or 100)),
+            remedy=remedy,
+            saved=saved,
         )
 
 

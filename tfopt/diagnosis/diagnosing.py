@@ -3,40 +3,39 @@
 import datetime
 import math
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfopt import checks
 from tfopt.causes.catalogue import (
-    BETWEEN_EPOCHS,
     COMMUNICATION,
     COPYING,
-    EPOCH_STARTS,
     FLOAT32,
     INPUT,
-    NEW_SHAPES,
     NO_PREFETCH,
     SIXTEEN_BITS,
     SMALL_BATCH,
-    VALIDATION,
 )
 from tfopt.diagnosis import pauses, remedies
 from tfopt.diagnosis.arms import FitArm, StepArm
 from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates, copied_ahead, prefetched
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
+from tfopt.diagnosis.pause_costs import Cost, pause_costs
 from tfopt.diagnosis.readings import describe, readings, tensor_cores
+from tfopt.diagnosis.stages import stages
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
 from tfopt.measure.times import difference_ms
+from tfopt.model.batches import is_endless
 from tfopt.pipelines import profile_pipeline
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.precision import recommend
@@ -45,7 +44,7 @@ from tfopt.text import figure
 ROUNDS = 5
 _FLOOR, _TOGETHER = "floor", "without all of them"
 _PROFILE_SECONDS = 2.0
-_FOUR_FIFTHS = 0.8  # what doing something every fifth time saves
+_FILLING_SECONDS = 60
 _PAUSE_SECONDS = 0.001
 _SHORT_EPOCH_MS = 1500.0  # in longer ones what it takes to begin is next to nothing
 _LEAST_MS = 150.0  # of an arm in a round
@@ -113,20 +112,6 @@ def experiments(model: keras.Model, arguments: Mapping[str, Any], steps: int) ->
         yield Experiments(training, steps, progress)
 
 
-class _Cost(NamedTuple):
-    """What something costs a step."""
-
-    name: str
-    cost_ms: float
-    evidence: str
-    remedy: str
-    interval_ms: tuple[float, float]
-    saved: float = 1.0
-    """The share of it that the remedy saves."""
-    at_most: bool = False
-    """Whether it may save less."""
-
-
 class Experiments:
     """The experiments on one training, and what they found."""
 
@@ -137,20 +122,23 @@ class Experiments:
 
     def run(self) -> Diagnosis:
         """Runs them all."""
+        self._fill_caches()
         self._progress.say("tracing")
         eager = self.training.model.run_eagerly or tf.config.functions_run_eagerly()
         with readings(self.training) as noticed:
             retraced = None if eager else pauses.retracing(self.training, self._steps)
-            found = list(candidates(self.training))
-            self._not_tested += [one for one in found if isinstance(one, NotTested)]
-            self.tested = [one for one in found if isinstance(one, Candidate)]
+            _sort(candidates(self.training), self.tested, self._not_tested)
             arms: dict[str, Callable[[int], StepTimes]] = {NOW: FitArm(self.training), STEP: StepArm(self.training)}
-            times = self.interleave(arms | {one.name: one.arm for one in self.tested})
-            paused = list(self._pauses(retraced, times[NOW].median_ms))
+            arms |= {one.name: one.arm for one in self.tested}
+            arms |= {_tried(one.name): one.tried for one in self.tested if one.tried}
+            times = self.interleave(arms)
+            paused: list[Cost] = []
+            found = pause_costs(self.training, retraced, times[NOW].median_ms, self._progress.say)
+            _sort(found, paused, self._not_tested)
             pauses_ms = sum(pause.cost_ms for pause in paused)
             now = _slower(times[NOW], pauses_ms)
             costs = [_compared(one, times, pauses_ms) for one in self.tested if one.name in times] + paused
-            causes = [_cause(cost, now.median_ms) for cost in costs]
+            causes = [_cause(cost, costs, now.median_ms) for cost in costs]
             counts = {cause.name for cause in causes if cause.counts}
             if INPUT.name in counts:
                 causes = [self._explained(cause) if cause.name == INPUT.name else cause for cause in causes]
@@ -167,6 +155,25 @@ class Experiments:
             environment=environment(),
             date=datetime.date.today().isoformat(),
         )
+
+    def _fill_caches(self) -> None:
+        """Reads the data to their end once if they are cached: only then does a cache serve what it holds."""
+        data = self.training.data
+        if (
+            not isinstance(data, tf.data.Dataset)
+            or all(one.kind != "cache" for one in stages(data))
+            or is_endless(data)
+        ):
+            return
+        self._progress.say("filling the cache of the data")
+        due = time.monotonic() + _FILLING_SECONDS
+        for _ in self.training.dataset:
+            if time.monotonic() > due:
+                reason = (
+                    f"its cache is not full after {_FILLING_SECONDS} s; later epochs may be faster than is said here"
+                )
+                self._not_tested.append(NotTested("the input from its cache", reason))
+                return
 
     def interleave(self, arms: Mapping[str, Callable[[int], StepTimes]]) -> dict[str, StepTimes]:
         """Times all arms in turn; one that fails is listed as not tested."""
@@ -228,88 +235,41 @@ class Experiments:
         except (TfoptError, tf.errors.OpError, ValueError):
             return cause
         said = " ".join(filter(None, [cause.evidence, f"profile_pipeline: {profile.verdict}", profile.remedy]))
-        return replace(cause, evidence=said)
-
-    def _pauses(self, retraced: pauses.Retracing | None, step_ms: float) -> Iterator[_Cost]:
-        """Times what stops the training between steps, spread over the steps."""
-        training, steps = self.training, self.training.steps_per_epoch
-        if retraced is not None and retraced.times:
-            over = retraced.steps if retraced.goes_on or steps is None else steps * training.epochs
-            ms = 1000 * retraced.seconds / over
-            yield _Cost(
-                NEW_SHAPES.name,
-                ms,
-                f"Of the first {retraced.steps} steps, {retraced.times} after the first were traced or compiled again, "
-                f"which took {retraced.seconds:.2g} s, here spread over {over:,} steps.",
-                remedies.shapes(training),
-                (ms, ms),
-            )
-        if steps is None:
-            reason = "the number of steps in an epoch is unknown: pass steps_per_epoch to fit"
-            self._not_tested.append(NotTested("pauses between epochs", reason))
-            return
-        self._progress.say("pauses between epochs")
-        if training.opened_each_epoch and training.epochs > 1 and steps * step_ms <= _SHORT_EPOCH_MS:
-            yield from self._epoch_starts(steps, step_ms)
-        if training.validation is not None:
-            yield from self._validation(training.validation, steps * training.epochs_per_validation)
-        for name, seconds in pauses.hook_seconds(training, callback_names(training.callbacks)).items():
-            each = median(seconds)
-            if each >= _PAUSE_SECONDS:
-                yield _Cost(
-                    f"{name}, {BETWEEN_EPOCHS.name}",
-                    1000 * each / steps,
-                    f"It takes {each:.2g} s at the end of each epoch of {steps:,} steps.",
-                    BETWEEN_EPOCHS.code,
-                    (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
-                    _FOUR_FIFTHS,
-                )
-
-    def _epoch_starts(self, steps: int, step_ms: float) -> Iterator[_Cost]:
-        seconds = pauses.epoch_starts(self.training, steps, step_ms / 1000)
-        if seconds and (each := median(seconds)) >= _PAUSE_SECONDS:
-            yield _Cost(
-                EPOCH_STARTS.name,
-                1000 * each / steps,
-                f"Opening the data again takes {each:.2g} s, after each {steps:,} steps.",
-                remedies.opened_each_epoch(self.training),
-                (1000 * min(seconds) / steps, 1000 * max(seconds) / steps),
-                at_most=True,
-            )
-
-    def _validation(self, given: Mapping[str, Any], steps: int) -> Iterator[_Cost]:
-        found = pauses.validation(self.training.model, given)
-        if found is None:
-            reason = "the number of its batches is unknown: pass validation_steps to fit"
-            self._not_tested.append(NotTested(VALIDATION.name, reason))
-            return
-        times, batches = found
-        low, high = times.interval_ms
-        remedy, saved = remedies.validation(self.training, batches)
-        yield _Cost(
-            VALIDATION.name,
-            times.median_ms * batches / steps,
-            f"{batches:,} batches take {times.median_ms * batches / 1000:.2g} s, after {steps:,} steps each time.",
-            remedy,
-            (low * batches / steps, high * batches / steps),
-            saved,
-        )
+        return replace(cause, evidence=said, remedy=remedies.slow_input(self.training, profile.limiting))
 
 
-def _compared(one: Candidate, times: Mapping[str, StepTimes], pauses_ms: float) -> _Cost:
+def _compared(one: Candidate, times: Mapping[str, StepTimes], pauses_ms: float) -> Cost:
     """What a cause costs: the training with it against the training without it."""
     if not one.against:
         alone = times[one.name]
         evidence = f"{one.evidence} It takes {alone.median_ms:.3g} ms."
-        return _Cost(one.name, alone.median_ms, evidence, one.lines, alone.interval_ms)
+        return Cost(one.name, alone.median_ms, evidence, one.lines, alone.interval_ms)
     against = one.against if one.against in times else NOW
     cost, interval = difference_ms(times[against], times[one.name])
     before = times[against].median_ms + (0 if against == STEP else pauses_ms)
-    took = f"A step takes {figure(before - cost)} ms instead of {figure(before)}."
-    return _Cost(one.name, cost, f"{one.evidence} {took}", one.lines, interval, one.saved, one.at_most)
+    evidence = f"{one.evidence} A step takes {figure(before - cost)} ms instead of {figure(before)}."
+    if one.tried is None:
+        return Cost(one.name, cost, evidence, one.lines, interval, one.saved, one.at_most)
+    if _tried(one.name) not in times:
+        return Cost(one.name, cost, evidence, remedies.no_line("what would help failed here"), interval)
+    gained, (low, _) = difference_ms(times[NOW], times[_tried(one.name)])
+    evidence += f" With the lines below, it takes {figure(before - gained)} ms."
+    if low <= 0 or cost <= 0:
+        lines = remedies.only_tried(one.lines)
+        return Cost(one.name, cost, evidence.replace("the lines below", "what is named below"), lines, interval)
+    return Cost(one.name, cost, evidence, one.lines, interval, min(1.0, gained / cost))
 
 
-def _cause(cost: _Cost, now_ms: float) -> CauseCost:
+def _tried(name: str) -> str:
+    """The arm in which the remedy of a cause is carried out."""
+    return f"{name}, remedied"
+
+
+def _cause(cost: Cost, costs: Sequence[Cost], now_ms: float) -> CauseCost:
+    only_said = remedies.only_said(cost.remedy)
+    # The same lines may take several causes away.
+    alike = [one for one in costs if one is cost or (one.remedy == cost.remedy and not only_said)]
+    left = now_ms - sum(one.saved * max(0.0, one.cost_ms) for one in alike)
     return CauseCost(
         name=cost.name,
         cost_ms=cost.cost_ms,
@@ -317,9 +277,15 @@ def _cause(cost: _Cost, now_ms: float) -> CauseCost:
         share=cost.cost_ms / now_ms,
         evidence=cost.evidence,
         remedy=cost.remedy,
-        gain=now_ms / left if (left := now_ms - cost.saved * cost.cost_ms) > 0 else None,
-        at_most=cost.at_most,
+        gain=now_ms / left if cost.saved and left > 0 else None,
+        at_most=cost.at_most or only_said or len(alike) > 1,
     )
+
+
+def _sort(found: Iterable[Any], tested: list[Any], not_tested: list[NotTested]) -> None:
+    """Puts each of what was found where it belongs."""
+    for one in found:
+        (not_tested if isinstance(one, NotTested) else tested).append(one)
 
 
 def _slower(times: StepTimes, ms: float) -> StepTimes:

@@ -1,5 +1,6 @@
 """What `diagnose` found: each cause with what it costs, and what a step takes without any of them."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -37,6 +38,15 @@ class CauseCost:
     def counts(self) -> bool:
         """Whether it is worth changing: the interval lies above 0 and the share is at least 3 %."""
         return self.interval_ms[0] > 0 and self.share >= WORTH_SHARE
+
+    @property
+    def gain_interval(self) -> tuple[float, float] | None:
+        """The interval of `gain`, as far as that of `cost_ms` goes; None if `gain` is. It may end in infinity."""
+        if self.gain is None or self.cost_ms <= 0:
+            return None
+        saved = (1 - 1 / self.gain) / self.cost_ms
+        low, high = (1 - saved * max(0.0, end) for end in self.interval_ms)
+        return 1 / low if low > 0 else math.inf, 1 / high if high > 0 else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values, and whether it counts."""

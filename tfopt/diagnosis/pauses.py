@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,11 +14,11 @@ import keras
 from tfopt import xla
 from tfopt.diagnosis.arms import quiet
 from tfopt.diagnosis.training import Training, evaluation_batches, hooks_replaced, writing_elsewhere
-from tfopt.measure import StepTimes
 from tfopt.measure.timers import wait
+from tfopt.model.batches import is_endless, repeated
 
-_EPOCHS = 3
-_OPENINGS = 6  # of the data; they vary more than steps
+_EPOCHS = 5  # whose extremes hold the median in 94 % of cases
+_TURNS, _OPENINGS = 2, 3  # of the data; they vary more than steps
 _VALIDATION_BATCHES = 12
 _EPOCH_HOOKS = ("on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
 
@@ -104,68 +104,125 @@ def _traces_counted(model: keras.Model, log: _StepLog) -> Iterator[None]:
             del model.__dict__["train_step"]
 
 
-def validation(model: keras.Model, given: Mapping[str, Any]) -> tuple[StepTimes, int] | None:
-    """The time of a batch of validation, from a few of them, and how many there are; None if that is unknown."""
-    batches = evaluation_batches(given)
-    if batches is None:
-        return None
-    ends: list[float] = []
-    clock = keras.callbacks.LambdaCallback()
-    clock.on_test_batch_end = lambda batch, logs=None: ends.append(time.perf_counter())
-    few = min(batches, _VALIDATION_BATCHES)
-    for _ in range(2):  # the first traces and compiles
-        ends[:] = [time.perf_counter()]
-        model.evaluate(**{**given, "steps": few, "verbose": 0, "callbacks": [clock]})
-    # The first batch waits until the data are open, which happens once.
-    each = [1000 * (later - earlier) for earlier, later in pairwise(ends[-few:] if few > 1 else ends)]
-    return StepTimes(repeats_ms=(tuple(each),), steps_per_sample=1, first_step_seconds=0.0), batches
+@dataclass(frozen=True, slots=True)
+class EpochEnds:
+    """What epochs took, each compared with the steps beside it: a busy machine slows both down."""
+
+    steps: list[float]
+    """Seconds of a step, in each epoch."""
+    hooks: dict[str, dict[str, list[float]]]
+    """Seconds of each hook of each callback, by its name, in each epoch."""
+    validation_batches: list[float]
+    """Seconds of a batch of validation, in each epoch; none without validation."""
+
+    def in_steps(self, seconds: Sequence[float]) -> tuple[float, float, float]:
+        """How many steps something takes: the median over the epochs, the least and the most."""
+        each = [one / step for one, step in zip(seconds, self.steps, strict=False)]
+        return median(each), min(each), max(each)
 
 
-def hook_seconds(training: Training, names: Mapping[keras.callbacks.Callback, str]) -> dict[str, list[float]]:
-    """Seconds that each callback's hooks at the ends of an epoch and of validation take, in each of three epochs."""
-    took: dict[tuple[str, str], list[float]] = {}
+def epoch_ends(training: Training, names: Mapping[keras.callbacks.Callback, str], steps: int) -> EpochEnds:
+    """Fits in short epochs of so many steps, with validation on a few batches, and times what comes between them.
+
+    The first epoch compiles and does not count.
+    """
+    model, once = training.model, training.model.steps_per_execution
+    took: dict[str, dict[str, list[float]]] = {name: {} for name in names.values()}
 
     def timed(callback: keras.callbacks.Callback, hook: str) -> Callable[..., Any]:
-        return _timed(getattr(callback, hook), took.setdefault((names[callback], hook), []))
+        return _timed(getattr(callback, hook), took[names[callback]].setdefault(hook, []))
 
-    given = training.validation
-    validated = {}
-    if given is not None:
-        parts = given["x"], given["y"], given["sample_weight"]
-        size = given["batch_size"]
-        data = parts[0] if parts[1] is None else parts[: 2 if parts[2] is None else 3]
-        validated = {"validation_data": data, "validation_batch_size": size, "validation_steps": 1}
+    endless, log = repeated(training.dataset), _EndsLog(once)
+    model.train_function = None
     with writing_elsewhere(list(names)), hooks_replaced(names, _EPOCH_HOOKS, timed), quiet():
-        training.model.fit(
-            training.resident,
-            steps_per_epoch=training.model.steps_per_execution,
-            epochs=_EPOCHS,
+        model.fit(
+            endless if is_endless(endless) else training.resident,
+            steps_per_epoch=once * math.ceil(max(steps, 2 * once) / once),
+            epochs=1 + _EPOCHS,
             verbose=0,
             shuffle=False,
-            callbacks=list(names),
-            **validated,
+            callbacks=[*names, log],
+            **_few_batches(training.validation),
         )
-    hooks = {name: [took[name, hook] for hook in _EPOCH_HOOKS if took[name, hook]] for name in names.values()}
-    return {name: [sum(epoch) for epoch in zip(*lists, strict=False)] for name, lists in hooks.items() if lists}
+    hooks = {name: {hook: each[1:] for hook, each in of.items() if each[1:]} for name, of in took.items()}
+    return EpochEnds(log.steps[1:], hooks, log.batches[1:])
 
 
-def epoch_starts(training: Training, steps: int, step_seconds: float) -> list[float]:
-    """Seconds from the last step of an epoch to the first of the next, less a step, for six epochs of so many steps.
+def _few_batches(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments of `fit` for a validation on a few batches."""
+    if given is None:
+        return {}
+    parts = given["x"], given["y"], given["sample_weight"]
+    few = min(evaluation_batches(given) or 1, _VALIDATION_BATCHES)
+    data = parts[0] if parts[1] is None else parts[: 2 if parts[2] is None else 3]
+    return {"validation_data": data, "validation_batch_size": given["batch_size"], "validation_steps": few}
 
-    No callback is run. The data are opened anew for each epoch, which fills shuffle buffers again.
+
+class _EndsLog(keras.callbacks.Callback):
+    """The seconds of a step and of a batch of validation in each epoch, from the end of the first one on."""
+
+    def __init__(self, once: int):
+        super().__init__()
+        self._once = once
+        self.steps: list[float] = []
+        self.batches: list[float] = []
+        self._ends: list[tuple[int, float]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._ends = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch < self._once or batch + 1 >= self.params["steps"]:
+            wait()
+            self._ends.append((batch + 1, time.perf_counter()))
+        if batch + 1 >= self.params["steps"]:
+            self.steps.append(_each(self._ends))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._ends = [(0, time.perf_counter())]
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._ends.append((batch + 1, time.perf_counter()))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        # The first batch waits until the data are open, which happens once.
+        self.batches.append(_each(self._ends[1:] if len(self._ends) > 2 else self._ends))
+
+
+def _each(ends: Sequence[tuple[int, float]]) -> float:
+    """Seconds from one to the next, of when the first and the last of several ended."""
+    (first, began), (last, ended) = ends[0], ends[-1]
+    return (ended - began) / max(1, last - first)
+
+
+def epoch_starts(training: Training, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of epochs of so many steps, whose data are opened for each, and opened once for all of them, in turn.
+
+    No callback is run. The latter are none if the data cannot be repeated.
     """
+    training.model.train_function = None
+    endless = repeated(training.dataset)
+    opened: list[float] = []
+    once: list[float] = []
+    for _ in range(_TURNS):
+        opened += _epochs(training, training.dataset)
+        if is_endless(endless):
+            once += _epochs(training, endless, steps_per_epoch=steps)
+    return opened, once
+
+
+def _epochs(training: Training, dataset: Any, **length: int) -> list[float]:
+    """Seconds from the last step of an epoch to that of the next."""
     ends: list[float] = []
 
-    def end(batch: int, logs: Any = None) -> None:
+    def end(epoch: int, logs: Any = None) -> None:
         wait()
         ends.append(time.perf_counter())
 
-    clock = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+    clock = keras.callbacks.LambdaCallback(on_epoch_end=end)
     with quiet():
-        training.model.fit(training.dataset, epochs=_OPENINGS + 1, verbose=0, shuffle=False, callbacks=[clock])
-    each = math.ceil(steps / training.model.steps_per_execution)
-    firsts = range(each, min(len(ends), (_OPENINGS + 1) * each), each)
-    return [max(0.0, ends[first] - ends[first - 1] - step_seconds) for first in firsts]
+        training.model.fit(dataset, epochs=_OPENINGS + 1, verbose=0, shuffle=False, callbacks=[clock], **length)
+    return [later - earlier for earlier, later in pairwise(ends)]
 
 
 def _timed(hook: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

@@ -36,6 +36,10 @@ class Training:
     """What `fit` iterates in an epoch: the dataset, or what Keras makes of arrays, a PyDataset or generator."""
     data: Any
     """The data as they were given."""
+    arrays: tuple[Any, Any, Any]
+    """Inputs, targets and sample weights, as `fit` is given them, without what it validates on."""
+    shuffled: bool
+    """Whether `fit` shuffles arrays."""
     batch: Any
     """A first batch, as the training step takes it."""
     resident: tf.data.Dataset
@@ -49,6 +53,8 @@ class Training:
     """As for `fit`."""
     steps_per_epoch: int | None
     """Steps of an epoch; None if unknown."""
+    steps_given: int | None
+    """`steps_per_epoch` as it was given."""
     opened_each_epoch: bool
     """Whether `fit` starts over with the data in each epoch; with `steps_per_epoch` it continues where it stopped."""
     epochs: int
@@ -95,6 +101,8 @@ class Training:
             model=model,
             dataset=dataset,
             data=data,
+            arrays=(x, y, weights),
+            shuffled=bool(asked["shuffle"]),
             batch=batch,
             resident=resident,
             examples=batch_size(model, batch),
@@ -102,6 +110,7 @@ class Training:
             validation=None if validation is None else _evaluation(validation, asked),
             validation_split=asked["validation_split"],
             steps_per_epoch=asked["steps_per_epoch"] or batches,
+            steps_given=asked["steps_per_epoch"],
             opened_each_epoch=asked["steps_per_epoch"] is None,
             epochs=max(1, asked["epochs"] - asked["initial_epoch"]),
             epochs_per_validation=asked["validation_freq"] if isinstance(asked["validation_freq"], int) else 1,

@@ -1,5 +1,6 @@
 """A diagnosis as text and as an HTML page: a waterfall from a step as it stands down to the computation."""
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -108,7 +109,9 @@ def _predicted(cause: CauseCost) -> str:
     times = f"{figure(cause.gain)} times as fast"
     if cause.at_most:
         return f"At best, if this cost nothing, training would be {times}."
-    return f"With this change, training is predicted to be {times}."
+    low, high = cause.gain_interval or (cause.gain, cause.gain)
+    between = f"{figure(low)}–{figure(high)}" if math.isfinite(high) else f"{figure(low)} or more"
+    return f"With this change, training is predicted to be {times} ({between})."
 
 
 def _together(diagnosis: Diagnosis) -> str:
