@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 from by_file import ByFile
+from hypothesis import HealthCheck, settings
 
 from tfopt import repairs
 
@@ -16,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+# On a busy machine everything is slow.
+settings.register_profile("tfopt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tfopt")
 
 
 @pytest.fixture(autouse=True)

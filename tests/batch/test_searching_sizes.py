@@ -27,7 +27,7 @@ def tried(size, capacity, rate):
     return Trial(batch_size=size, outcome="fits", times=times(size, rate(size)))
 
 
-@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.settings(max_examples=200)
 @hypothesis.example(half=1 / 3, capacity=32, most=1)
 @hypothesis.given(
     half=strategies.floats(0.1, 2000), capacity=strategies.integers(0, 800), most=strategies.integers(1, 900)
@@ -48,7 +48,7 @@ def test_both_sizes_are_those_of_trying_all(half, capacity, most):
         assert len(made) <= 30
 
 
-@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(half=strategies.floats(1, 3000), capacity=strategies.integers(800, 20_000))
 def test_large_sizes_are_right_within_a_hundredth(half, capacity):
     def rate(size):

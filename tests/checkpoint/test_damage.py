@@ -352,7 +352,7 @@ def test_manifests_of_which_a_field_is_changed(tmp_path_factory, examples, with_
     arrays = saved_trainings.arrays_at(STEPS[0])
     digests = {field["sha256"]: arrays[name] for name, field in whole["arrays"].items()}
 
-    @settings(max_examples=examples, deadline=None, database=None)
+    @settings(max_examples=examples, database=None)
     @given(st.sampled_from(places), JSON | st.just(...))
     def check(place, value):
         forget_warnings()
@@ -378,7 +378,7 @@ def test_manifests_of_which_a_field_is_changed(tmp_path_factory, examples, with_
 
 
 @given(text=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()) | st.just(b"[" * 100_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_manifests_that_are_something_else(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("saved")
     path = folder / "00000001-step-1.json"

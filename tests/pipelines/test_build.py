@@ -44,7 +44,7 @@ SOURCES = [np.arange, from_dataset, from_unknown, from_keys]
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     make=st.sampled_from(SOURCES),
     count=st.integers(1, 30),

@@ -106,7 +106,7 @@ hostlists = st.lists(entries, min_size=1, max_size=3).map(",".join)
 
 @pytest.mark.slow
 @needs_slurm
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(hostlists)
 def test_slurm_expands_it_to_the_same(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     configuration = tmp_path_factory.getbasetemp() / "slurm.conf"  # scontrol does not run without one

@@ -123,7 +123,7 @@ SIDES = st.integers(1, 70) | st.integers(1, 2**16) | st.sampled_from([2**16, 2**
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(list(WINDOWS)), SIDES, SIDES, st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2))
 def test_windows_lie_inside_the_image(crop, height, width, seed):
     begin, size = (part.numpy().tolist() for part in WINDOWS[crop]((height, width, 3), seed))

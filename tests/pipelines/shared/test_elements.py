@@ -53,7 +53,7 @@ def numbers(*shape):
     return RANDOM.normal(size=shape).astype(np.float32)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 9).flatmap(lambda size: st.tuples(st.integers(1, size), st.just(size))), st.booleans())
 def test_the_filling_is_the_batch_again_and_weighs_nothing(counts, weighed):
     count, size = counts

@@ -21,7 +21,7 @@ def nested(depth, count):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), st.integers(1, 20), st.integers(1, 7))
 def test_any_nesting_comes_back_whole_and_in_order(data, count, batch_size):
     given_arrays = data.draw(nested(3, count))

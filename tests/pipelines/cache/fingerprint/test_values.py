@@ -44,13 +44,13 @@ def told_apart(value):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(nested, nested)
 def test_fingerprints_are_equal_exactly_where_values_are(first, second):
     assert (print_of(first) == print_of(second)) == (told_apart(first) == told_apart(second))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.text() | st.binary() | st.lists(st.text(max_size=2), max_size=2), max_size=4), st.data())
 def test_copies_are_equal_and_a_moved_border_is_not(value, data):
     copy = [bytes(bytearray(item)) if isinstance(item, bytes) else item[:1] + item[1:] for item in value]
