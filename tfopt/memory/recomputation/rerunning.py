@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import AutocastScope, in_stateless_scope
+from keras.src.backend import in_stateless_scope
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_def_registry
@@ -31,8 +31,6 @@ _REPEATABLE = {
     *("StatefulPartitionedCall", "While", "If", "Case", "Assert", "PrintV2", "CudnnRNNV3", "XlaCallModule"),
 }
 _STEP = "one_step_on_data"  # as Keras calls the function of a training step, and TensorFlow its graph
-# What only reads a variable.
-_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 # What a call depends on besides its arguments and Keras' variables, as pairs of a getter and a setter.
 _SURROUNDINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
     *(
@@ -72,12 +70,11 @@ class Part:
 
             def gradient(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
                 upstream = tuple(None if one is None else tf.convert_to_tensor(one) for one in upstream)
-                again, state = _after(upstream, tensors), run.changed_since()
-                values = {id(variable._value): value for variable, value in state}
+                again, values = _after(upstream, tensors), run.values_read()
                 weights = [values.get(id(variable), variable) for variable in variables]
                 with tf.GradientTape() as tape, _restored(surroundings):
                     tape.watch(list(filter(_is_differentiable, (*again, *weights))))
-                    repeated = _Run(self, state)(inputs.replaced(again)).tensors
+                    repeated = _Run(self, run.read)(inputs.replaced(again)).tensors
                 found = _gradients(tape, repeated, upstream, (*again, *weights))
                 dense = [None if one is None else tf.convert_to_tensor(one) for one in found[: len(again)]]
                 return (dense, found[len(again) :]) if variables else dense
@@ -121,14 +118,14 @@ class _Tensors:
 class _Run(keras.StatelessScope):
     """One run of a part, which collects what it assigns to variables and adds as losses."""
 
-    def __init__(self, part: Part, state: Sequence[tuple[keras.Variable, tf.Tensor]] = ()) -> None:
+    def __init__(self, part: Part, read: Iterable[tuple[keras.Variable, tf.Tensor]] = ()) -> None:
         super().__init__(collect_losses=True)
         self._part = part
         self._graph = tf.compat.v1.get_default_graph()
         self._changed: dict[int, keras.Variable] = {}
-        self._read: dict[int, keras.Variable] = {}
-        self._before: list[tuple[keras.Variable, tf.Tensor, int]] = []
-        self.state_mapping.update((id(variable), value) for variable, value in state)
+        self.read = list(read)
+        """Variables, with their values when the first run read them."""
+        self.state_mapping.update((id(variable), value) for variable, value in self.read)
 
     def __call__(self, arguments: tuple[Sequence[Any], dict[str, Any]]) -> _Tensors:
         """Returns what the part returns and its losses."""
@@ -137,10 +134,19 @@ class _Run(keras.StatelessScope):
             result = self._part.function(*args, **kwargs)
         return _Tensors((result, self.losses))
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns the value that a variable has in this run, or None for its own."""
-        self._read[id(variable)] = variable
-        return super().get_current_value(variable)
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns the value of a variable in this run, which reads it once.
+
+        The second run takes the values of the first. If it read them itself, nothing would keep the optimizer from
+        changing a weight before that: Grappler drops the control edge between the two wherever the gradient seems to
+        depend on the value, and later finds that only a shape did.
+        """
+        if id(variable) not in self.state_mapping:
+            with self._graph.as_default(), tf.control_dependencies(None):  # not in the loop or branch that asks
+                value = tf.identity(variable._value)
+            self.read.append((variable, value))
+            self.state_mapping[id(variable)] = value
+        return self.state_mapping[id(variable)]
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Records an assignment, through which no gradient flows."""
@@ -161,24 +167,16 @@ class _Run(keras.StatelessScope):
 
     def apply(self) -> None:
         """Assigns what was collected."""
-        with AutocastScope(None):
-            before = [(variable, tf.identity(variable.value)) for variable in (self._read | self._changed).values()]
-        self._before = [(variable, value, _writes(value)) for variable, value in before]
         for variable in self._changed.values():
             variable.assign(self.get_current_value(variable))
 
-    def changed_since(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables that may have changed since the run began, with their values then."""
-        elsewhere = tf.compat.v1.get_default_graph() is not self._graph
-        return [(variable, value) for variable, value, writes in self._before if elsewhere or _writes(value) > writes]
-
-
-def _writes(value: tf.Tensor) -> int:
-    """How many operations of a graph may have changed the variable that a value was read from."""
-    operation = value.op
-    while operation.type != "ReadVariableOp":
-        operation = operation.inputs[0].op
-    return sum(user.type not in _READING for user in operation.inputs[0].consumers())
+    def values_read(self) -> dict[int, tf.Tensor]:
+        """Returns the values of the variables that were read, by the id of TensorFlow's variable on any replica."""
+        return {
+            id(part): value
+            for variable, value in self.read
+            for part in (variable._value, *getattr(variable._value, "values", ()))
+        }
 
 
 def is_differentiated(*arguments: Any) -> bool:
