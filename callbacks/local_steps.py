@@ -127,11 +127,12 @@ class LocalSteps(keras.callbacks.Callback):
         put: dict[str, Any] = {}
         names = (*_READERS, "make_train_function")
         replaced = {name: model.__dict__[name] for name in names if name in model.__dict__}
-        loop = running_loop()
+        loop, ended = running_loop(), list[bool]()
 
         def prepare(name: str) -> None:
-            if loop is not None and loop.is_over(thread_frames()):
-                # An exception ended this fit, and is kept, so that nobody has noticed; now another fit may begin.
+            # Of a fit that an exception ended. Only here: whether somebody keeps the exception, and when the garbage
+            # collector runs, must not decide which weights are saved.
+            if ended or (loop is not None and loop.is_over(thread_frames())):
                 restore()
                 function.hand_back()
             elif name in _READERS:
@@ -141,14 +142,13 @@ class LocalSteps(keras.callbacks.Callback):
             put[name] = model.__dict__[name] = _after(partial(prepare, name), getattr(model, name))
 
         def restore() -> None:
-            function.over = True
             for name, reader in put.items():
                 if model.__dict__.get(name) is reader:
                     model.__dict__.pop(name)
                     model.__dict__.update({name: replaced[name]} if name in replaced else {})
 
         self._restore = restore
-        end_with_fit(self, restore, at_exit=False)
+        end_with_fit(self, partial(ended.append, True), at_exit=False)
         running = running_list()
         if running and self in running.callbacks:
             # So that callbacks that read the weights at an epoch's end find them equal.

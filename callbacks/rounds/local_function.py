@@ -35,13 +35,11 @@ class LocalFunction:
         """How often the replicas have exchanged weights or state."""
         self.before: Any = None
         """The train function to put back after fit."""
-        self.over = False
-        """Whether the fit has ended, perhaps by an exception within a round."""
         self._logs: Any = None
 
     def begin(self) -> None:
         """Begins a fit."""
-        self.over, self._logs, self.synchronizations = False, None, 0
+        self._logs, self.synchronizations = None, 0
 
     def remember(self) -> None:
         """Takes the present weights as those that the next round starts from."""
@@ -49,9 +47,6 @@ class LocalFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """Takes an execution's steps. Returns the logs as of the last synchronisation, the same in all workers."""
-        if self.over:  # an exception ended the last fit, and this one trains without LocalSteps
-            self.hand_back()
-            return self._model.train_function(iterator)
         taken = 0
         for batch in self._batches(iterator):
             taken += 1

@@ -121,7 +121,7 @@ def test_192_steps_synchronise_25_times(found, where):
 def test_a_fit_after_an_interrupted_one_is_synchronous(found, where):
     interrupted = found[where]["interrupted"]
     assert interrupted["within"] > 0 or where != "here"
-    assert interrupted["after"] == 0
+    assert interrupted["saved"] == interrupted["after"] == 0
     assert interrupted["function"] != "LocalFunction"
 
 

@@ -8,6 +8,7 @@ Of the few, it also counts, interrupts and resumes.
 import contextlib
 import pickle
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def counted(strategy):
 
 
 def interrupted(case, strategy):
-    """An error ends a fit within a round; the next one is synchronous. How far replicas are apart, then and after."""
+    """An error ends a fit within a round; the next one is synchronous. How far apart replicas are: then, saved, after."""
     import keras
 
     from tfopt.callbacks import LocalSteps
@@ -129,8 +130,16 @@ def interrupted(case, strategy):
         model.fit(case.dataset(), verbose=0, callbacks=[LocalSteps(case.every), Failing()])
     everything = [*model.weights, *model.optimizer.variables]
     within = apart(everything, strategy)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_weights(Path(folder, "model.weights.h5"))
+    saved = apart(everything, strategy)
     model.fit(case.dataset(), verbose=0)
-    return {"within": within, "after": apart(everything, strategy), "function": type(model.train_function).__name__}
+    return {
+        "within": within,
+        "saved": saved,
+        "after": apart(everything, strategy),
+        "function": type(model.train_function).__name__,
+    }
 
 
 def resumed(case, strategy, folder, rank):
