@@ -118,7 +118,7 @@ class RowWriter:
                 f"this one. Its rows stay there; these go to the next free {self._stem}-NUMBER. Their columns run, "
                 "host and pid tell whose they are. To keep them apart, give each its own log_dir."
             )
-            warn_once(f"company {self._log_dir}", text)
+            warn_once(f"company {self._log_dir / self._stem}", text)
         return self._open(form, number + 1)
 
     def _line(self, row: Mapping[str, Any], form: str) -> str:
@@ -136,7 +136,7 @@ class RowWriter:
             f"Expected to append to {path}. Found: {error}. It is no longer logged to; the training goes on. Free the "
             "disk or choose another log_dir."
         )
-        warn_once(f"append {self._log_dir} {type(error).__name__}", text)
+        warn_once(f"append {self._log_dir / self._stem} {type(error).__name__}", text)
 
 
 class BackgroundRows:

@@ -47,6 +47,30 @@ def read(folder, name="log"):
     return rows, [json.loads(line) for line in lines]
 
 
+def test_each_logger_in_a_folder_is_named_when_the_disk_is_full(tmp_path, monkeypatch, caplog):
+    def full(self, line):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writers = [opened(tmp_path, name, ("jsonl",), ("step",)) for name in ("utilization", "throughput")]
+    monkeypatch.setattr(rotated_files.RotatedLines, "append", full)
+    for writer in writers:
+        writer.write({"step": 1})
+        writer.write({"step": 2})
+        writer.close()
+    found = [record.getMessage() for record in caplog.records]
+    assert [f"{name}.jsonl" in text for name, text in zip(("utilization", "throughput"), found, strict=True)] == [
+        True
+    ] * 2
+
+
+def test_each_logger_of_a_second_run_is_named(tmp_path, caplog):
+    writers = [opened(tmp_path, name, ("jsonl",), ("step",)) for name in ("one", "one", "two", "two")]
+    for writer in writers:
+        writer.close()
+    found = [record.getMessage() for record in caplog.records]
+    assert [f"{name}.jsonl" in text for name, text in zip(("one", "two"), found, strict=True)] == [True] * 2
+
+
 def test_unknown_is_empty_or_null_and_never_zero(tmp_path):
     write(tmp_path, [(1, ["power_cap", "thermal"], None), (2, None, 0.5), (3, [], 0)])
     rows, objects = read(tmp_path)
