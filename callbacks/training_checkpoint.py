@@ -286,6 +286,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _exit(self) -> NoReturn:
         """Exits as the signal asked, after the handler that it had before."""
         name, earlier = self._signals.received, self._signals.earlier_handler()
+        self._signals.leave(RESTART, is_own_handler)
         if earlier is not None and not is_own_handler(earlier):
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # neither would say that the training can continue
                 earlier(signal.Signals[str(name)], None)

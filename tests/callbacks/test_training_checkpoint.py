@@ -559,6 +559,45 @@ def test_a_second_signal_ends_at_once_unless_it_is_the_same_one(folder, after, c
     assert done.returncode == code, done.stderr[-3000:]
 
 
+_SLOW_END = """
+import atexit, os, signal, sys
+import keras, numpy as np
+from tfopt.callbacks import TrainingCheckpoint, UtilizationLogger
+
+def again():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, 15)
+
+class Interrupt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        again()
+
+when = sys.argv[2]
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+callbacks = [UtilizationLogger(), TrainingCheckpoint(sys.argv[1]), Interrupt()]
+if when == "at exit":
+    atexit.register(again)
+late = Late() if when == "at the very end" else None
+try:
+    model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=callbacks)
+finally:
+    if when == "after fit":
+        again()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["after fit", "at exit", "at the very end"])
+def test_a_second_signal_while_the_process_ends_keeps_its_code(folder, when):
+    done = subprocess.run([sys.executable, "-c", _SLOW_END, folder, when], capture_output=True, text=True, check=False)
+    assert done.returncode == 75, done.stderr[-3000:]
+    assert "saved step 1 to" in done.stdout
+
+
 def end_unnoticed(signals):
     """As a thread does that notices the end of a training: Python changes no handlers there."""
     signals.install()
@@ -620,6 +659,25 @@ def test_fit_in_another_thread_warns_that_it_gets_no_signals(folder, caplog):
     thread.join()
     assert "Expected fit in the main thread" in caplog.text
     assert steps(folder) == [14]
+
+
+def test_a_learning_rate_that_the_script_has_changed_is_named(folder, caplog):
+    class Slower(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+
+    def resumed(rate, epochs):
+        model = net()
+        model.optimizer.learning_rate = rate
+        caplog.clear()
+        fit(model, Slower(), TrainingCheckpoint(folder), epochs=epochs)
+        return float(model.optimizer.learning_rate)
+
+    assert resumed(0.5, 1) == 0.25
+    assert resumed(0.5, 2) == 0.125  # a callback has changed it, and the script has not
+    assert "learning rate" not in caplog.text
+    assert resumed(0.75, 3) == 0.0625
+    assert "began with, 0.5. Found 0.75 in the script. The checkpoint's is used: 0.125" in caplog.text
 
 
 # Errors.

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tfopt.checkpoint.adapted import adapted, require_same_adapted
+from tfopt.checkpoint.adapted import differences as adapted_otherwise
 from tfopt.checkpoint.folder.reading import read
 from tfopt.checkpoint.variables import (
     WEIGHTS,
@@ -34,7 +36,8 @@ class Restored(Shown):
     variables: int
     """How many got a value."""
     skipped: tuple[str, ...]
-    """With `partial`, variables of the model or the checkpoint that do not fit."""
+    """With `partial`, variables of the model or the checkpoint that do not fit, and layers that are adapted to other
+    data."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values."""
@@ -66,7 +69,8 @@ def restore(
     Raises:
         TypeError: If an argument is of the wrong type.
         ValueError: If the model is not built, `folder` is a file or `step` is negative.
-        tfopt.errors.CheckpointError: If there is no whole checkpoint, or the variables differ; each one is named.
+        tfopt.errors.CheckpointError: If there is no whole checkpoint, or the variables differ, or what layers have
+            adapted, such as a vocabulary; each one is named.
 
     Example:
         >>> print(tfopt.checkpoint.restore(model, "checkpoints"))
@@ -79,6 +83,9 @@ def restore(
     found = read(folder, step)
     if found is None:
         raise CheckpointError(f"Expected a checkpoint in {os.fspath(folder)!r}. Found none. Check the path.")
+    own = adapted(model)
+    if not partial:
+        require_same_adapted(own, found.arrays, str(found.path))
     groups = (WEIGHTS,) if getattr(model, "optimizer", None) is None else (WEIGHTS, "optimizer/")
     # For variables that differ per replica, such as batch normalization's averages: the first replica's, as in Keras.
     first = {name: found.arrays[name][0] for name in found.metadata.get("by_replica", ()) if name.startswith(groups)}
@@ -87,7 +94,7 @@ def restore(
     build_optimizer(model, saved)
     parts = {name: part for name, part in parts_of(model).items() if name.startswith(groups)}
     parts = renamed(parts, saved, model)
-    skipped = tuple(differences(parts, saved)) if partial else ()
+    skipped = (*adapted_otherwise(own, found.arrays), *differences(parts, saved)) if partial else ()
     if partial:
         parts = {name: part for name, part in parts.items() if saved.get(name) == (part.dtype, part.shape)}
     else:

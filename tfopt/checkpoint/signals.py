@@ -1,7 +1,10 @@
 """Signals that ask a training to stop, such as SIGTERM before a preemption, acted on after the current step."""
 
+import atexit
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +34,7 @@ class Signals:
         self.received: str | None = None
         """Name of the signal received; None if none."""
         self._received_at = 0.0  # seconds, monotonic
+        self._exit_code = 0
 
     def install(self) -> None:
         """Takes over the signals; warns outside the main thread, where Python does not allow it."""
@@ -50,14 +54,43 @@ class Signals:
 
     def remove(self) -> None:
         """Gives the signals back to their earlier handlers; a second call does nothing."""
+        self._give_back(lambda earlier: earlier)
+
+    def leave(self, exit_code: int, is_default: Callable[[object], bool]) -> None:
+        """Gives the signals back, but for those that would kill: they now end the process at once with this exit code.
+
+        Call it when nothing is left to save. What remains, such as TensorFlow's own end, takes seconds.
+
+        Args:
+            exit_code: That this process is about to end with.
+            is_default: Whether an earlier handler does as the default one.
+        """
+        self._exit_code = exit_code
+        atexit.register(self._ignore)
+        self._give_back(lambda earlier: self._exit if earlier is signal.SIG_DFL or is_default(earlier) else earlier)
+
+    def _give_back(self, replaced: Callable[[Any], Any]) -> None:
         self._over = True
         if threading.current_thread() is not threading.main_thread():
             return  # where Python changes no handlers: from now on each signal is passed on
         for number in self._earlier:
             if signal.getsignal(number) == self._note:
                 earlier = self._earlier_of(number)
-                signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+                signal.signal(number, replaced(signal.SIG_DFL if earlier is None else earlier))
         self._earlier = {}
+
+    def _exit(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._die(number)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the signal may have interrupted a write
+            sys.stdout.flush()
+        os._exit(self._exit_code)
+
+    def _ignore(self) -> None:
+        """Ignores the signals while Python itself ends, which puts back the default action of all it handles."""
+        for number in self._numbers:
+            if signal.getsignal(number) == self._exit:
+                signal.signal(number, signal.SIG_IGN)
 
     def earlier_handler(self) -> Callable[..., object] | None:
         """The handler that the received signal had before, if it is a function."""

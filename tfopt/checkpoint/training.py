@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.checkpoint import callback_states
+from tfopt.checkpoint.adapted import adapted, require_same_adapted
 from tfopt.checkpoint.folder.reading import Checkpoint
 from tfopt.checkpoint.position import DataPosition, ValidationData
 from tfopt.checkpoint.processes import Processes
@@ -29,6 +30,8 @@ from tfopt.checkpoint.variables import (
 )
 from tfopt.fit.launching import overlap_of
 from tfopt.fit.overlapping import ahead
+from tfopt.model.state import optimizers_of
+from tfopt.warn import warn_once
 
 
 class Training:
@@ -59,6 +62,8 @@ class Training:
         self.logs: Mapping[str, Any] = {}
         """Of the last step."""
         self._model, self._processes, self._validation = model, processes, validation
+        self._adapted = adapted(model, getattr(epochs.data_adapter, "_dataset", None))
+        self._rates = _learning_rates(model)  # that the script has set
         self._spec = epochs._distributed_dataset.element_spec
         self.position = DataPosition(epochs, self._prepared)
         """The position in the data."""
@@ -128,10 +133,11 @@ class Training:
             "data": data,
             "validations": self._validations.opened_before if before is not None else self._validations.opened,
             "callbacks": callbacks,
+            "learning_rates": self._rates,
             "by_replica": [name for name, part in self._parts.items() if part.rows is not None],
             "versions": {"tfopt": tfopt.__version__, "keras": keras.__version__, "tensorflow": tf.__version__},
         }
-        arrays: list[Mapping[str, np.ndarray]] = [kept, state, Copies(self._parts, self._processes)]
+        arrays: list[Mapping[str, np.ndarray]] = [kept, state, self._adapted, Copies(self._parts, self._processes)]
         return ChainMap(*([] if before is None else [before]), *arrays), metadata  # type: ignore[arg-type]
 
     def resume(self, found: Checkpoint, epochs: int) -> None:
@@ -140,8 +146,9 @@ class Training:
         Call it before the first epoch, after `on_train_begin` of all other callbacks.
 
         Raises:
-            tfopt.errors.CheckpointError: If the model, optimizer or metrics differ.
+            tfopt.errors.CheckpointError: If the model, optimizer or metrics differ, or what layers have adapted.
         """
+        require_same_adapted(self._adapted, found.arrays, str(found.path))
         self.epoch, self.step = found.metadata["epoch"], found.step
         self._model._initial_epoch = self.epoch
         if found.metadata["batch"] and self.epoch < epochs:
@@ -165,7 +172,21 @@ class Training:
             parts = {name: part for name, part in parts.items() if not name.startswith(METRICS)}
         require_same(parts, saved, str(found.path))
         assign(parts, found.arrays, self._processes.first)
+        self._compare_rates(found)
         callback_states.restore(self.callbacks, found.metadata["callbacks"], found.arrays)
+
+    def _compare_rates(self, found: Checkpoint) -> None:
+        """Warns if the script has been given another learning rate since, which the checkpoint's replaces."""
+        begun = found.metadata.get("learning_rates", self._rates)  # none from earlier versions
+        for name, rate in self._rates.items():
+            if name in begun and rate not in (begun[name], restored := _learning_rates(self._model)[name]):
+                warn_once(
+                    f"learning rate {name}",
+                    f"Expected the learning rate that the training began with, {begun[name]:g}. Found {rate:g} in the "
+                    f"script. The checkpoint's is used: {restored:g}. To go on with another one, set it in a "
+                    "keras.callbacks.LearningRateScheduler, or begin in another folder.",
+                )
+        self._rates = begun
 
     def _keep_logs(self, logs: dict[str, float]) -> None:
         """Makes an epoch with no steps left report the logs of its last step."""
@@ -183,6 +204,16 @@ class Training:
         if not isinstance(dataset, tf.distribute.DistributedDataset):
             dataset = self._model.distribute_strategy.experimental_distribute_dataset(dataset)
         return ahead(dataset, jit=self._model.jit_compile) if overlap_of(self._model) else dataset
+
+
+def _learning_rates(model: keras.Model) -> dict[str, float]:
+    """The learning rates of a model's optimizers that are numbers, and no schedules."""
+    rates = {}
+    for optimizer, where in {model.optimizer: "'optimizer'", **optimizers_of(model)}.items():
+        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        if isinstance(rate, keras.Variable):
+            rates[where] = float(rate.numpy())
+    return rates
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
