@@ -84,7 +84,7 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
     if processes > 1:
         found, turns, counts = _divided(plans, turns, stop, asked.batch_size // processes)
     else:
-        counts = [_count(found, [[each.count] for each in found], turns, stop)]
+        counts = (_count(found, [[each.count] for each in found], turns, stop),)
     count = counts[index]
     mixed = _parts(plans, found, asked, turns, [None] * len(plans) if count is None else turns.counts(count))
     facts = _mixed_facts(mixed, asked, counts, index)
@@ -211,7 +211,7 @@ def _count(found: Sequence[Facts], counts: Sequence[Sequence[int | None]], turns
 
 def _divided(
     plans: Sequence[PipelinePlan], turns: Schedule, stop: Stop, block: int
-) -> tuple[list[Facts], Schedule, list[int | None]]:
+) -> tuple[list[Facts], Schedule, Sequence[int | None]]:
     """Returns this process' share of each part, its turns, and how many turns each process has.
 
     Without a shuffle each batch of the mixture is divided in blocks, as that of a single source is. With one, each

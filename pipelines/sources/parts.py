@@ -130,7 +130,7 @@ def mixing_place(options: PipelineOptions, found: Sequence[Part | None]) -> tupl
     Refuses options that several processes cannot have, and parts that were planned for others.
     """
     place = _place()
-    if any((0, 1) != place if part is None else (part.index, part.parts) != place for part in found):
+    if any(place != ((0, 1) if part is None else (part.index, part.parts)) for part in found):
         raise UnsupportedError(
             "Expected all parts of a mixture to be planned where the mixture is. Found one planned outside of its "
             "strategy's scope, or inside of another's. What to do: call plan_pipeline and mix inside the same `with "

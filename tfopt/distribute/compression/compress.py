@@ -28,7 +28,7 @@ def compress_gradients(model: keras.Model, dtype: str | TopK | LowRank = "bfloat
 
     An embedding's gradients, sent as the rows that the batch used, stay as they are, and so do clipping and the update,
     which come after the sum. For what TopK and LowRank send later, each replica keeps a buffer as large as the weights.
-    It is not saved: after a restart it begins at zero.
+    `TrainingCheckpoint` saves it; where it is not restored, it begins at zero.
 
     Args:
         model: A model compiled in the strategy's scope. Compiling it with another optimizer ends the compression.
