@@ -34,6 +34,7 @@ from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.saver import Saver
 from tfopt.checkpoint.signals import Signals, checked_signals
 from tfopt.checkpoint.training import Training
+from tfopt.distribute.data_check.fits import all_or_none
 from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.warn import warn_once
@@ -146,29 +147,39 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             )
         others = [each for each in running.callbacks if each not in (self, self._first)]
         validation = variable_of_a_caller("val_x", tf.data.Dataset)
-        _refuse(others)
-        callback_states.save(others)  # what cannot be saved is refused now
-        self._processes, self._loop = Processes(self.model), running_loop()
-        self._training = training = Training(self.model, epochs, others, self._processes, validation)
-        self._saver = None
-        if self._processes.is_chief:
-            store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
-            self._saver = Saver(store, self._on_error)
-        self._close = partial(_close, self._saver, self._signals, training.position)
-        end_with_fit(self, self._close)  # also if an exception ends it
-        if self._resume and (found := self._newest()):
-            training.resume(found, self.params["epochs"])
-            self.model.__dict__[RESUMED] = found.step - found.metadata["batch"]
-            self._go_on(training)
+        self._processes, self._loop, self._saver = Processes(self.model), running_loop(), None
+        with contextlib.ExitStack() as undo:  # a folder that stays locked would refuse the next fit, too
+            with all_or_none(self.model.distribute_strategy):
+                _refuse(others)
+                callback_states.save(others)  # what cannot be saved is refused now
+                training = Training(self.model, epochs, others, self._processes, validation)
+                if self._processes.is_chief:
+                    store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
+                    self._saver = Saver(store, self._on_error)
+                    undo.callback(self._saver.close)
+            self._training = training
+            self._close = partial(_close, self._saver, self._signals, training.position)
+            end_with_fit(self, self._close)  # also if an exception ends it
+            undo.callback(self._end)
+            if self._resume and (found := self._newest(training)):
+                training.resume(found, self.params["epochs"])
+                self.model.__dict__[RESUMED] = found.step - found.metadata["batch"]
+                self._go_on(training)
+            undo.pop_all()
         self._saved_at, self._saved_step = self._clock(), training.step
         share_sigterm()  # before install: the thread that ends fits may see a signal late, when this handler is gone
         self._signals.install()
 
-    def _newest(self) -> Checkpoint | None:
+    def _newest(self, training: Training) -> Checkpoint | None:
         """The newest whole checkpoint, the same in all processes."""
-        found = self._saver.store.read() if self._saver else None
+        with all_or_none(self.model.distribute_strategy):
+            found = self._saver.store.read() if self._saver else None
         step = int(self._processes.total(np.int64(found.step if found else -1 if self._saver else 0)))
-        return found if self._saver or step < 0 else read(self._folder, step)
+        with all_or_none(self.model.distribute_strategy):
+            found = found if self._saver or step < 0 else read(self._folder, step)
+            if found is not None:
+                training.expect_adapted(found)
+        return found
 
     def _go_on(self, training: Training) -> None:
         """Reports where the training continues, or that it has ended."""

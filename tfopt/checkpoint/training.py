@@ -140,15 +140,18 @@ class Training:
         arrays: list[Mapping[str, np.ndarray]] = [kept, state, self._adapted, Copies(self._parts, self._processes)]
         return ChainMap(*([] if before is None else [before]), *arrays), metadata  # type: ignore[arg-type]
 
+    def expect_adapted(self, found: Checkpoint) -> None:
+        """Raises CheckpointError if layers have adapted something else than those of a checkpoint."""
+        require_same_adapted(self._adapted, found.arrays, str(found.path))
+
     def resume(self, found: Checkpoint, epochs: int) -> None:
         """Continues from a checkpoint, up to an epoch.
 
         Call it before the first epoch, after `on_train_begin` of all other callbacks.
 
         Raises:
-            tfopt.errors.CheckpointError: If the model, optimizer or metrics differ, or what layers have adapted.
+            tfopt.errors.CheckpointError: If the model, optimizer or metrics differ.
         """
-        require_same_adapted(self._adapted, found.arrays, str(found.path))
         self.epoch, self.step = found.metadata["epoch"], found.step
         self._model._initial_epoch = self.epoch
         if found.metadata["batch"] and self.epoch < epochs:

@@ -13,10 +13,11 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
+from tfopt import errors
 from tfopt.distribute.data_check.reading import Reading, keep_first_batch, read, read_again
 from tfopt.distribute.data_check.samples import digest
 from tfopt.distribute.data_check.verdict import Verdict, judge_epoch, judge_generator, judge_start
-from tfopt.errors import PipelineError
+from tfopt.errors import ClusterError, PipelineError
 from tfopt.repairs.repair import Function, Repair
 from tfopt.warn import warn_once
 
@@ -26,6 +27,7 @@ _EPOCHS = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _ADAPTERS = "keras.src.trainers.data_adapters"
 _GENERATOR = f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter"
 _PY_DATASET = f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter"
+_MOST_CHARACTERS = 2000
 _BEGINS_LATER = "_tfopt_begins_later"
 
 _thread = threading.local()  # `model`: the one whose fit began last in this thread
@@ -67,11 +69,12 @@ class Check:
 
     def _start(self, batch: Any) -> None:
         """Compares the workers' data, given this worker's part of the first batch; all workers get here."""
-        reading = read(self._iterator)
-        parts = self._of_replicas(batch)
-        if not reading.divided:
-            reading = replace(reading, first=digest(parts))
-        reading = replace(reading, in_step=sum(map(_examples, parts)))
+        with all_or_none(self._strategy):
+            reading = read(self._iterator)
+            parts = self._of_replicas(batch)
+            if not reading.divided:
+                reading = replace(reading, first=digest(parts))
+            reading = replace(reading, in_step=sum(map(_examples, parts)))
         self._readings = [Reading(**values) for values in exchange(self._strategy, reading.to_dict())]
         verdict = judge_start(self._readings)
         if verdict.unless_random and not all(exchange(self._strategy, read_again(self._iterator) == reading.sources)):
@@ -155,6 +158,34 @@ def exchange(strategy: Any, value: Any) -> list[Any]:
     padded = np.pad(data, (0, int(sizes.max()) - data.size))
     rows = _gathered(strategy, padded)
     return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes.ravel(), strict=True)]
+
+
+@contextmanager
+def all_or_none(strategy: Any) -> Iterator[None]:
+    """Makes an error that one worker raises within the block one of all workers: none goes on and waits for it.
+
+    All must get to the end of the block, so nothing in it may wait for the others.
+
+    Raises:
+        tfopt.errors.TfoptError: In the other workers, of the same kind if it is one of tfopt's; else ClusterError.
+    """
+    if not _spans_workers(strategy):
+        yield
+        return
+    own: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  raised again below
+        own = error
+    said = exchange(strategy, None if own is None else [type(own).__name__, str(own)[:_MOST_CHARACTERS]])
+    if own is not None:
+        raise own
+    for index, fault in enumerate(said):
+        if fault is not None:
+            kind = getattr(errors, fault[0], ClusterError)
+            raise (kind if issubclass(kind, errors.TfoptError) else ClusterError)(
+                f"Expected all workers to go on together. Found in worker {index}: {fault[0]}: {fault[1]}"
+            )
 
 
 def _gathered(strategy: Any, row: Any) -> Any:
