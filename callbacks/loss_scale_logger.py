@@ -220,5 +220,5 @@ def _all_skipped(epoch: int, change: _Change) -> str:
     return (
         f"Expected finite gradients in some of the {change.steps} steps of epoch {epoch}. Found all of them skipped "
         f"for overflow, the loss scale now {change.loss_scale}: nothing was trained. If this continues, look for NaN "
-        "in the data and run tfopt.precision.check(model, dataset), which names the layer that overflows."
+        "in the data and run tfopt.precision.check(model, dataset, {}), which names the layer that overflows."
     )

@@ -1,16 +1,12 @@
 """The README's figures are those of a recorded run, and its example runs as it stands."""
 
-import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from snippets import rows_to_call, run_rows, run_snippets, snippets_of, unresolved
 
-import tfopt
-from tfopt import callbacks, pipelines
 from tfopt.measure import StepTimes, compare
 
 ROOT = Path(__file__).parents[1]
@@ -45,35 +41,16 @@ def test_recorded_runs_name_no_place():
 
 @pytest.mark.slow
 def test_the_examples_run(tmp_path):
-    before_and_after, training = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len([line for line in before_and_after.splitlines() if line]) <= 8
-    setup = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import keras, numpy as np, tensorflow as tf
-labels = list(range(2)) * 32
-files = [f"photos/{{label}}/{{number}}.jpg" for number, label in enumerate(labels)]
-for label in range(2):
-    tf.io.gfile.makedirs(f"photos/{{label}}")
-for file in files:
-    tf.io.write_file(file, tf.io.encode_jpeg(np.random.randint(256, size=(20, 24, 3)).astype("uint8")))
-def resize(image, label):
-    return tf.image.resize(image, (16, 16)), label
-def read_and_resize(file, label):
-    return resize(tf.io.decode_jpeg(tf.io.read_file(file), channels=3), label)
-model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
-model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", "\n".join([setup, before_and_after, training])],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert len([line for line in snippets_of("README.md")[0].splitlines() if line]) <= 8
+    run_snippets("README.md", tmp_path)
     for name in ("utilization", "throughput"):
         assert (tmp_path / "logs" / f"{name}.csv").read_text().count("\n") > 1
+
+
+@pytest.mark.slow
+def test_each_row_of_the_table_runs_as_it_stands(tmp_path):
+    run_rows(tmp_path)
+    assert (tmp_path / "records").exists()
 
 
 def test_links_lead_to_files():
@@ -81,13 +58,13 @@ def test_links_lead_to_files():
         assert (ROOT / link.partition("#")[0]).exists(), link
 
 
-def test_each_call_in_the_table_exists():
-    calls = re.findall(r"\| `(?:callbacks=\[)?(?:tfopt\.)?([\w.]+)\(", README)
-    assert len(calls) >= 12
-    for call in calls:
-        *path, name = call.split(".")
-        homes = [importlib.import_module(".".join(["tfopt", *path]))] if path else [tfopt, pipelines, callbacks]
-        assert any(callable(getattr(home, name, None)) for home in homes), call
+def test_each_call_in_the_table_is_read():
+    rows = rows_to_call()
+    assert len(rows) >= 14
+    assert all(rows)
+    assert rows[0] == ["tfopt.diagnose(model, data)", "tfopt.tune(model, data)"]
+    assert "tfopt.memory.recompute(model)" in rows[6]
+    assert [unresolved(call) for row in rows for call in row if unresolved(call)] == []
 
 
 def test_the_two_commands_are_where_ci_finds_them():

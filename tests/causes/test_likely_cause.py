@@ -36,7 +36,7 @@ OTHERS = (
 FLOAT32 = (
     "Likely cause: the model computes in float32, and the tensor cores of GPU:0 are idle (0.3 %, while 85 % of its "
     "multiprocessors work). tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
-    "tfopt.precision.apply(model, policy) switches to them."
+    'tfopt.precision.apply(model, "auto") switches to them.'
 )
 KERNELS = (
     ": many short kernels. Use a larger batch; tfopt.batch.find(model, dataset) measures which one fits and pays. "
@@ -50,7 +50,7 @@ FULL = (
     "tfopt.memory.estimate(model, batch) says what takes it, and tfopt.memory.recompute(model) lets it take less. Or "
     "take a smaller batch, or 16 bits: "
     "tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
-    "tfopt.precision.apply(model, policy) switches to them."
+    'tfopt.precision.apply(model, "auto") switches to them.'
 )
 TAKEN = " TensorFlow takes nearly all of it at the start, needed or not, unless tfopt.memory.set_growth() is on."
 NONE = "No cause known to tfopt fits."

@@ -60,7 +60,7 @@ XLA_ON = Cause(
 FLOAT32 = Cause(
     "float32",
     "tfopt.precision.check(model, dataset) checks whether it trains as well in 16 bits; "
-    "tfopt.precision.apply(model, policy) switches to them.",
+    'tfopt.precision.apply(model, "auto") switches to them.',
 )
 # Too little for any matrix product that matters, but above the noise of an idle counter.
 TENSOR_ACTIVE_PERCENT = 1.0

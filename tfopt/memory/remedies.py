@@ -73,7 +73,8 @@ def _changes() -> Iterator[tuple[str, _Change]]:
     capabilities = [gpu.compute_capability or (0, 0) for gpu in hardware.gpus()]
     if capabilities and min(capabilities) >= (7, 0):  # Tensor Cores
         policy = "mixed_bfloat16" if min(capabilities) >= (8, 0) else "mixed_float16"
-        text = f'tfopt.precision.apply(model, "{policy}"): in 16 bits; first see tfopt.precision.check(model, data).'
+        checked = f'tfopt.precision.check(model, data, "{policy}")'
+        text = f'tfopt.precision.apply(model, "{policy}"): in 16 bits; first see {checked}.'
         yield text, partial(_in_16_bits, policy=policy)
     yield "tfopt.xla.set_jit(model, True): compiles the step when it first runs.", _under_xla
     yield "tfopt.memory.recompute(model): a step takes up to a third longer.", _recomputing

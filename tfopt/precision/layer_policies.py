@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import layer_paths, output_layers
-from tfopt.precision.policies import as_policy
+from tfopt.precision.policies import as_policy, named
 
 Policy: TypeAlias = str | keras.DTypePolicy | Mapping[str, str | keras.DTypePolicy]
 """A policy for the whole model, or a mapping from layers (path, name or regular expression of paths) to policies."""
@@ -45,6 +45,7 @@ def assign_policies(model: keras.Model, policy: Policy) -> Assignment:
 
     Nothing changes, and the errors are those of `apply`.
     """
+    policy = named(policy)
     base, quantized = _split_float8(model, policy)
     description = _described(policy)
     paths = layer_paths(model)
@@ -250,12 +251,12 @@ def _asked_by_key(
             "layer's name or path."
         )
     # Key by key, since a DTypePolicyMap returns its default for any key it lacks.
-    named, exact = _named({key: as_policy(policy[key]) for key in policy}, paths)
+    chosen, exact = _named({key: as_policy(policy[key]) for key in policy}, paths)
     default = policy.default_policy if isinstance(policy, keras.dtype_policies.DTypePolicyMap) else None
     asked: _Assigned = {}
 
     def assign(layer: keras.Layer, inherited: keras.DTypePolicy | None) -> None:
-        wanted = named.get(layer, inherited)
+        wanted = chosen.get(layer, inherited)
         asked[layer] = wanted or default or current_policy(layer)
         for inner in layer._flatten_layers(include_self=False, recursive=False):
             if inner not in asked:
@@ -270,26 +271,26 @@ def _named(
 ) -> tuple[_Assigned, set[keras.Layer]]:
     """The policy of each layer that a key matches, and the layers that match by path or name."""
     names = (dict(paths), {x: x.path for x in paths}, {x: x.name for x in paths})
-    named: dict[keras.Layer, tuple[int, str]] = {}
+    found: dict[keras.Layer, tuple[int, str]] = {}
     for key in keys:
         for rank, texts in enumerate((*names, paths)):
             is_expression = rank == len(names)
             layers = [x for x, text in texts.items() if (_matches(key, text) if is_expression else key == text)]
             for layer in layers:
-                before = named.get(layer)
+                before = found.get(layer)
                 if before and before[0] == rank and is_expression:
                     raise ValueError(
                         f"Expected one policy per layer. Received: {before[1]!r} and {key!r}, which both match "
                         f"{paths[layer]!r}. Name that layer by its path, or narrow the expressions."
                     )
                 if before is None or rank < before[0]:
-                    named[layer] = (rank, key)
+                    found[layer] = (rank, key)
             if layers:
                 break
         else:
             raise _unmatched(key, {text for texts in names for text in texts.values() if text})
-    policies = {layer: keys[key] for layer, (_, key) in named.items()}
-    return policies, {layer for layer, (rank, _) in named.items() if rank < len(names)}
+    policies = {layer: keys[key] for layer, (_, key) in found.items()}
+    return policies, {layer for layer, (rank, _) in found.items() if rank < len(names)}
 
 
 def _matches(expression: str, path: str) -> bool:

@@ -1,6 +1,6 @@
 """Precision of the whole process: dtype policies, the one that suits the device, and TF32."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -84,6 +84,13 @@ _MEANT = {
 }
 
 
+def named(policy: Any) -> Any:
+    """A policy, or a mapping to policies, with what "auto" stands for on this machine in place of it."""
+    if isinstance(policy, Mapping) and not isinstance(policy, keras.DTypePolicy):
+        return {key: named(value) for key, value in policy.items()}
+    return recommend().policy if policy == "auto" else policy
+
+
 def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
     """Returns a Keras policy for a name; "auto" is what `recommend()` names."""
     if isinstance(policy, keras.DTypePolicy):
@@ -93,7 +100,7 @@ def as_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
             "Expected a dtype policy: a name such as 'mixed_bfloat16', or a keras.DTypePolicy. "
             f"Received: {policy!r}. Pass 'auto' for what tfopt.precision.recommend() names."
         )
-    name = recommend().policy if policy == "auto" else policy
+    name = named(policy)
     if name not in POLICIES:
         raise unknown_name("dtype policy", name, ("auto", *POLICIES), _MEANT.get(name.lower()))
     return keras.DTypePolicy(name)

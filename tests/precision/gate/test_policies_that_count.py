@@ -1,9 +1,12 @@
 """The policies that count for the gate are those of layers that compute, not what the others were made under."""
 
 import keras
+import numpy as np
 import pytest
 from precision_nets import X, Y, functional
+from quick import first_quick
 
+from tfopt import hardware, precision
 from tfopt.precision import check
 
 layers = keras.layers
@@ -42,3 +45,26 @@ def test_drift_of_a_map_does_not_go_by_the_models_own_policy(made):
 def test_the_loss_is_scaled_where_something_computes_in_float16(policy):
     report = check(made_under("mixed_float16"), (X, Y), policy)
     assert (report.loss_scale > 1) == (policy == "mixed_float16")
+
+
+@pytest.mark.parametrize(
+    ("capability", "policy", "fallback"),
+    first_quick(
+        [
+            ((8, 0), "mixed_bfloat16", {"year": "mixed_bfloat16", "body": "float32"}),
+            ((7, 5), "mixed_float16", {}),  # which holds whole numbers up to 2048
+            (None, "float32", {}),
+        ]
+    ),
+)
+def test_auto_is_judged_as_what_is_then_set(monkeypatch, capability, policy, fallback):
+    gpu = hardware.Gpu(0, "GPU-0", "Test", 1024, capability, False, "1.2")
+    monkeypatch.setattr(hardware, "gpus", lambda: (gpu,) if capability else ())
+    model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="body")(x)), name="year")
+    years = X.copy()
+    years[:, 0] = np.arange(len(X)) % 30 + 1990
+    report = check(model, (years, Y))
+    assert (report.policy, report.fallback) == (policy, fallback)
+    assert any('"auto" is float32 here: no NVIDIA GPU' in note for note in report.notes) == (policy == "float32")
+    assert precision.set_policy("auto") == policy
+    assert precision.apply(model, "auto").changed.get("body", "float32") == policy

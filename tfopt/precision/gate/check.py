@@ -17,12 +17,13 @@ from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import NotFiniteError
 from tfopt.precision.gate.training_step import build
 from tfopt.precision.layer_policies import Policy, assign_policies, name_of
+from tfopt.precision.policies import named, recommend
 from tfopt.text import listed
 
 _FALLBACK_ROUNDS = 6
 
 
-def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, batches: int = 3) -> PrecisionReport:
+def check(model: keras.Model, data: Any, policy: Policy = "auto", *, batches: int = 3) -> PrecisionReport:
     """Checks whether a model may train under a dtype policy, by running the same weights and batches in float32 and
     under it.
 
@@ -37,8 +38,9 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     Args:
         model: A compiled model.
         data: A tf.data.Dataset of batches or one batch: (x, y[, sample_weight]).
-        policy: As for `apply`: a name, a Keras policy, "float8", or a mapping of layers to policies; {} checks the
-            model under its present policies. float8 is checked on a clone.
+        policy: As for `apply`: a name ("auto" for what `recommend()` names and `set_policy("auto")` sets on this
+            machine), a Keras policy, "float8", or a mapping of layers to policies; {} checks the model under its
+            present policies. float8 is checked on a clone.
         batches: How many batches of the dataset to use; those with other shapes than the first are skipped.
 
     Returns:
@@ -53,12 +55,13 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
             layers or 16-bit weights, or if it recomputes activations (keras.remat) and the second run would differ.
 
     Example:
-        >>> report = tfopt.precision.check(model, dataset, "mixed_float16")
+        >>> report = tfopt.precision.check(model, dataset)
         >>> print(report.verdict)
-        mixed_float16 passes: the loss differs by <0.01 % from float32's.
-        >>> tfopt.precision.apply(model, "mixed_float16" if report.passed else report.fallback)
+        mixed_bfloat16 passes: the loss differs by <0.01 % from float32's.
+        >>> tfopt.precision.apply(model, report.policy if report.passed else report.fallback or "float32")
     """
     require_compiled(model)
+    asked, policy = policy, named(policy)  # once: a fallback must name what was checked
     count = checks.count("batches", batches, "A few are enough: each runs forward and backward.")
     few = first_alike_batches(data, count)
     try:
@@ -76,7 +79,10 @@ def check(model: keras.Model, data: Any, policy: Policy = "mixed_float16", *, ba
     except tf.errors.OpError as error:
         raise _not_taken(few[0], error) from error
     if comparison.report.passed:
-        return comparison.report
+        if asked != "auto" or policy != "float32":
+            return comparison.report
+        note = f'"auto" is float32 here: {recommend().reason} Name a policy to check what another machine would set.'
+        return replace(comparison.report, notes=(note, *comparison.report.notes))
     find = _find_fallback if comparison.mends else _in_bfloat16
     return replace(comparison.report, fallback=find(model, few, policy, comparison))
 
