@@ -29,7 +29,11 @@ def test_python_is_marked_as_such():
     for page in PAGES:
         blocks = re.findall(r"^```(\w*)\n(.*?)^```", text_of(page), re.S | re.M)
         unmarked = [block for language, block in blocks if not language.startswith("py")]
-        assert not [block for block in unmarked if re.search(r"^(import|from) \w", block, re.M)], page
+        assert not [
+            block
+            for block in unmarked
+            if re.search(r"^(import \w|from \S+ import |with .*:$|model\.\w+\()", block, re.M)
+        ], page
         assert not re.search(r"^ +```py", text_of(page), re.M), page
 
 

@@ -34,21 +34,15 @@ def read_and_resize(file, label):
 model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 """
-_COMPRESSED = """
-import keras, numpy as np, tensorflow as tf, tfopt
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-images, labels = np.random.rand(32, 32, 32, 3).astype("float32"), np.arange(32) % 10
-batches = dataset = validation = tf.data.Dataset.from_tensor_slices((images, labels)).batch(32)
-def compiled(model, epochs, rate):
-    model.compile(keras.optimizers.Adam(rate), loss)
-    return model
+_RAGGED = """
+import numpy as np, tensorflow as tf
+ragged_dataset = tf.data.Dataset.from_tensors((np.zeros((8, 64)), np.zeros(8)))
 """
 YOURS = {
     "README.md": _PHOTOS,
     "callbacks.md": "import pandas\n",
     "measure.md": _DATASET,
-    "models-cheaper.md": _COMPRESSED,
-    "xla.md": "import numpy as np, tensorflow as tf\nragged_dataset = tf.data.Dataset.from_tensors((np.zeros((8, 64)), np.zeros(8)))\n",
+    "xla.md": _RAGGED,
 }
 """What a page's reader has: names that its snippets use and do not make."""
 FIRST = {"tfopt.xla.flags(": "before TensorFlow starts its devices"}
@@ -56,6 +50,9 @@ FIRST = {"tfopt.xla.flags(": "before TensorFlow starts its devices"}
 NOT_RUN = {
     "import mlflow": "needs MLflow",
     'fetch("s3://bucket': "reads files on S3, Google Cloud and the web",
+    "epochs=2, rate=3e-3)": "measures and trains for minutes",
+    "compress.PruningSchedule(": "trains for 5,000 steps",
+    "distil(model, smaller,": "needs the model of those 5,000 steps",
     "hp.Choice(": "needs KerasTuner",
     "compress.quantize(": "is refused where it is not faster, which depends on the machine",
     "tfopt.distribute.ray": "needs Ray",

@@ -60,11 +60,13 @@ def test_the_loss_is_scaled_where_something_computes_in_float16(policy):
 def test_auto_is_judged_as_what_is_then_set(monkeypatch, capability, policy, fallback):
     gpu = hardware.Gpu(0, "GPU-0", "Test", 1024, capability, False, "1.2")
     monkeypatch.setattr(hardware, "gpus", lambda: (gpu,) if capability else ())
-    model = functional(lambda x: layers.Dense(3, name="head")(layers.Dense(8, name="body")(x)), name="year")
+    model = functional(
+        lambda x: layers.Dense(3)(layers.Dense(8, name="late")(layers.Dense(8, name="body")(x))), name="year"
+    )
     years = X.copy()
     years[:, 0] = np.arange(len(X)) % 30 + 1990
     report = check(model, (years, Y))
     assert (report.policy, report.fallback) == (policy, fallback)
     assert any('"auto" is float32 here: no NVIDIA GPU' in note for note in report.notes) == (policy == "float32")
     assert precision.set_policy("auto") == policy
-    assert precision.apply(model, "auto").changed.get("body", "float32") == policy
+    assert precision.apply(model, "auto").changed.get("late", "float32") == policy
