@@ -1,4 +1,4 @@
-"""What XLA computes where a size depends on values."""
+"""What XLA computes where a size depends on values or an index is out of range, and how often it compiles."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfopt
-from defect_cases import Case
+from defect_cases import Case, RefusedError
 
 VALUES = np.array([[1.0, 2.0, 3.0, -1.0, -2.0]], "float32")
 
@@ -42,7 +42,43 @@ def predicted(function, with_tfopt, folder):
     return float(model.predict(VALUES, verbose=0)[0, 0])
 
 
+def looked_up(with_tfopt, folder):
+    """The entry that a table of ten gives for index 12 under XLA."""
+    table = keras.layers.Embedding(10, 1, embeddings_initializer=lambda shape, dtype: np.arange(10.0)[:, None])
+    model = keras.Sequential([keras.Input((), dtype="int32"), table])
+    model.compile("sgd", "mse", jit_compile=not with_tfopt)
+    index = np.array([12], "int32")
+    if with_tfopt:
+        try:
+            tfopt.xla.set_jit(model, True, data=(index, np.zeros((1, 1), "float32")))
+        except ValueError as error:  # of the batch
+            raise RefusedError(str(error)) from error
+    return float(model.predict(index, verbose=0)[0, 0])
+
+
+class Window(keras.layers.Layer):
+    """Four steps of a series, from a start on."""
+
+    def call(self, series, start):
+        return tf.slice(series, [0, start[0]], [-1, 4])
+
+
+def compilations(with_tfopt, folder):
+    """How often XLA compiles the step for four batches of one shape, each with another start."""
+    series, start = keras.Input((8,)), keras.Input((), dtype="int32")
+    model = keras.Model([series, start], keras.layers.Dense(1)(Window()(series, start)))
+    model.compile("sgd", "mse", jit_compile=not with_tfopt)
+    inputs, targets = (np.ones((8, 8), "float32"), np.repeat(np.arange(4, dtype="int32"), 2)), np.ones((8, 1))
+    if with_tfopt:
+        tfopt.xla.set_jit(model, True, data=((inputs[0][:2], inputs[1][:2]), targets[:2]))
+    with tfopt.xla.watch() as found:
+        model.fit(inputs, targets, batch_size=2, shuffle=False, verbose=0)
+    return float(found.count)
+
+
 CASES = (
     Case("D22", "ones counted by `tf.ones_like` of 3 values kept of 5", 3.0, partial(predicted, count), 0.001),
     Case("D22", "the last of 3 values kept of 5", 3.0, partial(predicted, last), 0.001),
+    Case("D35", "entry that a table of 10 gives for index 12", "an error", looked_up),
+    Case("D36", "compilations for 4 batches, each with another start of a `tf.slice`", 1.0, compilations),
 )

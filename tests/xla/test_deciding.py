@@ -15,7 +15,7 @@ from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.measure import StepTimer, StepTimes, compare
-from tfopt.xla import decide, deciding, drift, shapes
+from tfopt.xla import decide, deciding, drift, explain, set_jit, shapes
 from tfopt.xla.shapes import batch_shapes
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -271,7 +271,7 @@ def test_a_dataset_that_fails_later_is_no_fault_of_xla():
         raise RuntimeError("disk gone")
 
     signature = tf.TensorSpec((None, 8, 8, 1)), tf.TensorSpec((None,), tf.int32)
-    with pytest.raises(PipelineError, match=r"Found after 1 batches: .*disk gone.* Fix its source") as told:
+    with pytest.raises(PipelineError, match=r"Found: .*disk gone.* Fix its source") as told:
         decide(net(), tf.data.Dataset.from_generator(batches, output_signature=signature), steps=5)
     assert isinstance(told.value.__cause__, tf.errors.OpError)
 
@@ -346,6 +346,79 @@ def test_a_batch_that_is_not_finite_is_refused(value):
     with pytest.raises(PipelineError, match="infinity in sample_weight"):
         decide(small_net(), (*batch(), images[:, 2, 0, 0]))
     assert decide(net(), (images, labels), steps=5, tolerance=None).comparison
+
+
+class Window(keras.layers.Layer):
+    """Takes four rows from where a batch, or a draw of its own, says."""
+
+    def __init__(self, drawn):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(0) if drawn else None
+
+    def call(self, images, start):
+        if self.seed is not None:
+            start = keras.random.randint((1,), 0, 5, seed=self.seed)
+        return tf.slice(images, [0, start[0], 0, 0], [-1, 4, -1, -1])
+
+
+def window_net(drawn=False):
+    images, start = keras.Input((8, 8, 1)), keras.Input((), dtype="int32")
+    outputs = keras.layers.Dense(10)(keras.layers.Flatten()(Window(drawn)(images, start)))
+    model = keras.Model([images, start], outputs)
+    model.compile("sgd", LOSS, jit_compile=False)
+    return model
+
+
+def windows(batches):
+    """Batches of eight examples, the first from row 0, the second from row 1."""
+    images, labels = batch(8 * batches)
+    start = np.repeat(np.arange(batches, dtype="int32"), 8)
+    return tf.data.Dataset.from_tensor_slices(((images, start), labels)).batch(8, drop_remainder=True)
+
+
+@pytest.mark.slow
+def test_what_is_compiled_again_for_each_value_is_refused(timed):
+    timed(off=10.0, on=5.0)
+    model = window_net()
+    before = state(model)
+    decision = decide(model, windows(4), steps=5)
+    assert not decision.enabled
+    assert "XLA compiled the step 3 times more in 4 steps on batches of the same shapes" in decision.reason
+    assert "depends on the values of tensor 1 of the batch" in decision.reason
+    assert_same_state(before, state(model))
+    alone = decide(model, next(iter(windows(1))), steps=5)  # one batch is compiled once
+    assert not alone.enabled
+    assert "depends on the values of tensor 1 of the batch" in alone.reason
+    assert "times more" not in alone.reason
+
+
+@pytest.mark.slow
+def test_what_is_compiled_again_for_each_value_drawn_in_the_model_is_refused(timed):
+    timed(off=10.0, on=5.0)
+    model = window_net(drawn=True)
+    before = state(model)
+    decision = decide(model, next(iter(windows(1))), steps=5, tolerance=None)
+    assert not decision.enabled
+    assert re.search(r"XLA compiled the step . times more .* the values of seed_generator\S*/seed_gen", decision.reason)
+    found = explain(model, next(iter(windows(1))))
+    assert [one.kind for one in found.obstacles] == ["recompilation"]
+    assert str(found).startswith("XLA compiles this model again and again on a ")
+    assert_same_state(before, state(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", [explain, decide, lambda model, data: set_jit(model, True, data=data)])
+def test_indices_out_of_range_are_named_before_xla_hides_them(tool):
+    """Without XLA they are an error on a CPU, with it the last entry is taken."""
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), keras.layers.Embedding(10, 8), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(10))
+    model.compile("sgd", LOSS)
+    indices, labels = np.zeros((8, 4), "int32"), np.zeros(8, "int32")
+    indices[5, 2] = labels[3] = 12
+    for x, y, found in ((indices, labels * 0, r"indices\[5,2\] = 12 is not in \[0, 10\)"), (indices * 0, labels, "12")):
+        with pytest.raises(ValueError, match=f"within the range of what .* Found: .*{found}.*D35") as told:
+            tool(model, (x, y))
+        assert "File" not in str(told.value)
 
 
 def test_no_data_is_refused():

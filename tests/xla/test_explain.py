@@ -10,8 +10,8 @@ import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 from quick import first_quick
 
-from tfopt.errors import PipelineError
-from tfopt.xla import explain, explaining, jit, watch
+from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.xla import explain, explaining, jit, set_jit, watch
 from tfopt.xla.comparing import Errors, ResultComparison
 from tfopt.xla.obstacles import obstacles_of
 
@@ -294,7 +294,9 @@ def test_a_shape_that_depends_on_values_is_compiled_for_each_batch():
 
     model = net(Computes(noise))
     (obstacle,) = explain(model, batch()).obstacles
-    assert "values of the batch (its tensor 0)" in obstacle.found
+    assert (obstacle.kind, "the values of tensor 0 of the batch" in obstacle.found) == ("recompilation", True)
+    with pytest.raises(UnsupportedError, match="Expected a model that XLA compiles once for all batches"):
+        set_jit(model, True, data=batch())
     with watch() as compilations, jit(model, True):
         for seed in range(3):
             model.train_on_batch(*batch(seed=seed))
@@ -449,6 +451,11 @@ def test_numbers_that_are_none_do_not_matter():
             tf.constant([3, 4], tf.int64),
             1,
         ),
+        (
+            lambda x, n, y: tf.reduce_sum(x[: tf.argmax(n)]) + tf.cast(y[0], "float32"),
+            tf.constant([1, 3, 2, 2], tf.int64),
+            1,
+        ),
         (lambda x, n, y: tf.reduce_sum(x) + tf.cast(tf.size(n), "float32"), tf.zeros((0, 3)), None),
     ],
 )
@@ -460,7 +467,7 @@ def test_the_tensor_whose_values_are_a_shape_is_told_from_others_of_its_shape(st
         return step(x, n, y) + tf.cast(weight, "float32")
 
     found = obstacles_of(training, ((tf.ones((2, 3)), extra), tf.constant([1, 2], tf.int64)))
-    assert [f"its tensor {part}" in obstacle.found for obstacle in found] == ([] if part is None else [True])
+    assert [f"tensor {part} of the batch" in obstacle.found for obstacle in found] == ([] if part is None else [True])
 
 
 def test_a_step_that_only_fails_while_it_is_recorded_is_not_refused(monkeypatch):

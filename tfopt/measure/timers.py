@@ -1,7 +1,7 @@
 """The time of a training step: alone, or through `model.fit` with its input."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -167,6 +167,13 @@ class StepTimer:
         """Runs one step, restores the model, and returns what the step returned, as arrays."""
         with self._state.preserved():
             return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._step(self._batch))
+
+    def run_on(self, batches: Iterable[Any]) -> None:
+        """Runs a step on each of these batches, of the same shapes as its own, and restores the model."""
+        with self._state.preserved():
+            for batch in batches:
+                self._step(on_device(self._model, batch))
+            wait()
 
     def state_after(self, steps: int) -> TrainedState:
         """Runs `steps` steps, restores the model, and returns what the steps trained."""

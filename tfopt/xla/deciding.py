@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 from numbers import Real
 from typing import Any
 
@@ -13,20 +14,22 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError, summarize_error
-from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave, one_batch
-from tfopt.model.batches import not_finite_parts
+from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave
+from tfopt.model.batches import first_alike_batches, not_finite_parts
 from tfopt.model.layers import require_optimizer
 from tfopt.text import Shown
 from tfopt.xla.comparing import computes_in_16_bits
 from tfopt.xla.drift import Timers, measure_drift
-from tfopt.xla.explaining import compared, explain
-from tfopt.xla.obstacles import standing_obstacles, wrong_operations
-from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of
+from tfopt.xla.explaining import compared, explain, obstacles_in_training
+from tfopt.xla.obstacles import indices_refused, standing_obstacles, wrong_operations
+from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of, unreadable
 from tfopt.xla.toggles import set_jit
 from tfopt.xla.traced_graph import recorded_scopes, traced_operations
+from tfopt.xla.watching import watch
 
 _REPEATS = 5
 _FIRST_STEPS = 2
+_BATCHES = 4  # that the step runs on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -38,7 +41,7 @@ class JitDecision(Shown):
     reason: str
     """Why, as a sentence."""
     comparison: Comparison | None = None
-    """Speed with XLA over speed without, with its interval; None if the step could not run."""
+    """Speed with XLA over speed without, with its interval; None if the step could not run, or was compiled again."""
     compile_seconds: float | None = None
     """What XLA adds to the first step with each batch shape."""
     shapes: BatchShapes | None = None
@@ -92,9 +95,11 @@ def decide(
 
     Arrays (x, y) are that one batch, whatever their length: batch a data set of 3,000 rows first.
 
-    XLA pays if the step is clearly faster, computes the same, and saves more than compiling costs, once per batch
-    shape. The step is timed on the first batch. Then the dataset is read for other shapes, for at most as long as one
-    compilation took. If there are too many shapes, `.pad` says what one fixed shape would gain.
+    XLA pays if the step is clearly faster, computes the same, is compiled once per batch shape, and saves more than
+    that costs. The step is timed on the first batch. It runs on the first four, and its compilations are counted: a
+    model that XLA compiles again for each new value in a batch, or drawn in the model, is refused. Then the dataset is
+    read for other shapes, for at most as long as one compilation took. If there are too many shapes, `.pad` says what
+    one fixed shape would gain.
 
     The model is left as it was; call `.apply(model)` on the result. XLA compiles the step once, and once more if it is
     faster and the model has dropout, if a padded shape is tried, or if a 16-bit model drifts.
@@ -125,7 +130,7 @@ def decide(
         >>> decision.apply(model)
     """
     _check(model, steps, planned_steps, tolerance)
-    batch = one_batch(data)  # the same for both timers, even if the dataset shuffles
+    batch, *others = _first_batches(data)  # the same for both timers, even if the dataset shuffles
     wrong = not_finite_parts(batch) if tolerance is not None else []
     if wrong:  # two trainings on NaN cannot be compared
         raise PipelineError(
@@ -138,10 +143,14 @@ def decide(
     standing = standing_obstacles(model) or wrong_operations(traced_operations(off.graph, scopes))
     if standing:
         return JitDecision(enabled=False, reason=" ".join(map(str, standing)))
-    first_off = _first_call(off)  # outside the try: a failure here is not due to XLA
+    with indices_refused():  # outside the try: a failure here is not due to XLA
+        first_off = _first_call(off)
+        off.run_on(others)
     try:
         on = StepTimer(model, batch, jit_compile=True)
         first_on = _first_call(on)
+        if again := _compiled_again(model, on, [batch, *others]):
+            return JitDecision(enabled=False, reason=again)
         timers = {"off": off, "on": on}
         times = _in_turn(timers, steps)
     except (tf.errors.OpError, ValueError) as error:
@@ -152,10 +161,19 @@ def decide(
     comparison = compare(times["off"], times["on"])
     by_speed = weigh(times, comparison, compile_seconds, shapes, planned_steps)
     if by_speed.enabled:
-        return _judged(model, batch, by_speed, timers, tolerance)
+        again = _recompilations(model, batch)  # which one batch in arrays does not show
+        judged = replace(by_speed, enabled=False, reason=again) if again else None
+        return judged or _judged(model, batch, by_speed, timers, tolerance)
     too_many = comparison.verdict == "faster" and shapes.count > 1
     pad = padded(model, batch, shapes, times, compile_seconds=compile_seconds, steps=steps) if too_many else None
     return replace(by_speed, reason=f"{by_speed.reason}." + (f" {pad}." if pad else ""), pad=pad)
+
+
+def _first_batches(data: Any) -> list[Any]:
+    try:
+        return first_alike_batches(data, _BATCHES)
+    except tf.errors.OpError as error:
+        raise unreadable(error) from error
 
 
 def _shapes(data: Any, batch: Any, seconds: float) -> BatchShapes:
@@ -241,6 +259,22 @@ def _first_call(timer: StepTimer) -> float:
     started = time.perf_counter()
     timer(_FIRST_STEPS - 1, warmup=0, samples=1)
     return time.perf_counter() - started
+
+
+def _compiled_again(model: keras.Model, on: StepTimer, batches: Sequence[Any]) -> str:
+    """Why XLA compiles the step, which it has compiled, again for batches of the same shapes; empty if it does not."""
+    with watch() as compilations:
+        on.run_on(islice(cycle(batches), _BATCHES))  # a step more than the first call's may draw a new number, too
+    again = [event for event in compilations.events if event.function == on.graph.name]
+    if not again:
+        return ""
+    found = f"XLA compiled the step {len(again)} times more in {_BATCHES} steps on batches of the same shapes"
+    return f"{found}. {_recompilations(model, batches[0])}".rstrip()
+
+
+def _recompilations(model: keras.Model, batch: Any) -> str:
+    """The values for each of which XLA compiles the step again, as `explain` finds them."""
+    return " ".join(str(one) for one in obstacles_in_training(model, batch) if one.kind == "recompilation")
 
 
 def _in_turn(timers: Timers, steps: int) -> dict[str, StepTimes]:

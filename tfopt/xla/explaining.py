@@ -33,7 +33,8 @@ class Explanation(Shown):
 
     obstacles: tuple[Obstacle, ...]
     """What stands in its way, each with its layer, operation, line and remedy. Empty if XLA can compile what was
-    examined and, where results were compared, gives the same ones or is not to blame for the difference."""
+    examined, once for each batch shape, and, where results were compared, gives the same ones or is not to blame for
+    the difference."""
     examined: str
     """What was examined: "the training step"."""
     results: str
@@ -63,12 +64,15 @@ class Explanation(Shown):
 
     def __str__(self) -> str:
         kinds = {obstacle.kind for obstacle in self.obstacles}
-        verdict = (
-            "can compile" if not kinds else "gives wrong results for" if kinds == {"results"} else "cannot compile"
-        )
+        if kinds - {"results", "recompilation"}:
+            verdict = "cannot compile this model"
+        elif "results" in kinds:
+            verdict = "gives wrong results for this model"
+        else:
+            verdict = "compiles this model again and again" if kinds else "can compile this model"
         return "\n".join(
             [
-                f"XLA {verdict} this model on a {self.device} (examined: {self.examined}).",
+                f"XLA {verdict} on a {self.device} (examined: {self.examined}).",
                 *([self.results] if self.supported else []),
                 *(f"- {obstacle}" for obstacle in self.obstacles),
                 f'jit_compile="auto" is {"on" if self.auto else "off"}: {self.auto_reason}.',
@@ -122,7 +126,7 @@ def explain(model: keras.Model, data: Data | None = None) -> Explanation:
         found = obstacles_of(_gradients_of(model), _batch_of_zeros(model))
     else:
         examined, batch = "the training step", on_device(model, first_batch(model, as_dataset(data)))
-        found = _obstacles_in_training(model, batch)
+        found = obstacles_in_training(model, batch)
     covered = {obstacle.layer for obstacle in standing if obstacle.layer}
     obstacles = (*standing, *(obstacle for obstacle in found if not _inside(obstacle.layer, covered)))
     results, distance = "Its results were not compared with those without XLA", None
@@ -207,7 +211,8 @@ def _failed(model: keras.Model, batch: Any, error: str) -> tuple[str, float | No
     return f"Its results cannot be compared with those without XLA: {error}.", None, ()
 
 
-def _obstacles_in_training(model: keras.Model, batch: Any) -> tuple[Obstacle, ...]:
+def obstacles_in_training(model: keras.Model, batch: Any) -> tuple[Obstacle, ...]:
+    """What keeps XLA from compiling the training step, or from compiling it once; nothing runs."""
     if model.run_eagerly or model._distribute_strategy:  # everything must be built before it is traced
         try:
             with batch_refused():

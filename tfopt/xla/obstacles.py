@@ -3,9 +3,10 @@
 To find operations, a step is lowered to HLO, which neither compiles nor runs it.
 """
 
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,11 +16,16 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfopt.errors import summarize_error
 from tfopt.repairs import recomputation_refused
 from tfopt.repairs.xla_operations import wrong_under_xla
 from tfopt.xla.traced_graph import TracedOperation, layer_of, recorded_scopes, traced_operations
 
 _Where = tuple[str | None, str | None]
+_SMALL = 16  # elements
+_NO_NUMBERS = (tf.string, tf.resource, tf.variant)
+# TensorFlow's words where an index or a label lies outside its table.
+_OUT_OF_RANGE = re.compile(r"indices.* is not in \[0, |does not index into|outside the valid range")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +34,8 @@ class Obstacle:
 
     kind: str
     """A setting ("run_eagerly", "replicas", "determinism"), a "layer" for which Keras keeps XLA off, an "operation"
-    without an XLA kernel, a "compilation" that fails although there are kernels, or "results": an operation that is
-    wrong under XLA, or a result that differs."""
+    without an XLA kernel, a "compilation" that fails although there are kernels, a "recompilation" for each new value
+    in a batch or a variable, or "results": an operation that is wrong under XLA, or a result that differs."""
     found: str
     """What was found, as a sentence."""
     remedy: str
@@ -130,8 +136,9 @@ def obstacles_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]
     operations = list(traced_operations(graph, scopes))
     if refusal:
         return _unsupported_operations(operations) or (_refused(refusal, operations, scopes),)
-    recompiled = (_recompiled(part) for part in _constants(function, batch, len(graph.captures), hlo))
-    return (*wrong_operations(operations), *recompiled)
+    constants = [f"tensor {part} of the batch" for part in _constants(function, batch, len(graph.captures), hlo)]
+    constants += _constant_variables(function, batch, graph.variables, hlo)
+    return (*wrong_operations(operations), *map(_recompiled, constants))
 
 
 def wrong_operations_of(step: Callable[[Any], Any], batch: Any) -> tuple[Obstacle, ...]:
@@ -157,11 +164,30 @@ def device() -> str:
 def batch_refused() -> Iterator[None]:
     """Turns a step's error about its batch into a ValueError that says what to do."""
     try:
-        yield
+        with indices_refused():
+            yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error.__cause__, tf.errors.OpError):
+            raise
         raise ValueError(
-            f"Expected a batch (x, y[, sample_weight]) that the training step takes. Found: {error} "
+            f"Expected a batch (x, y[, sample_weight]) that the training step takes. Found: {summarize_error(error)}. "
             "Pass the data that fit receives."
+        ) from error
+
+
+@contextmanager
+def indices_refused() -> Iterator[None]:
+    """Turns a step's error about indices or labels into a ValueError that says what XLA makes of them."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = summarize_error(error)
+        if not _OUT_OF_RANGE.search(found):
+            raise
+        raise ValueError(
+            f"Expected indices and labels within the range of what they choose from. Found: {found}. Correct the "
+            "data, or enlarge the layer that they index, and leave XLA off until then: where TensorFlow raises this "
+            "error on a CPU, XLA silently computes with another entry, or NaN (docs/repairs.md, D35)."
         ) from error
 
 
@@ -206,22 +232,51 @@ def _constants(function: Any, batch: Any, captured: int, hlo: str) -> list[int]:
     parameters = re.findall(r"\w+\[[\d,]*\]", layout[1]) if layout else []
     if len(parameters) == len(filled) + captured:
         return []
-    return [number for number in filled if _translated(function, _changed(batch, tensors, number))[0] != hlo]
+    others = ((number, other) for number in filled for other in _changed(batch, tensors, number))
+    return list(dict.fromkeys(number for number, other in others if _translated(function, other)[0] != hlo))
 
 
-def _changed(batch: Any, tensors: list[Any], number: int) -> Any:
-    """The batch with other values in one tensor."""
+def _changed(batch: Any, tensors: list[Any], number: int) -> Iterator[Any]:
+    """The batch with other values in one tensor: other ones, and the same elsewhere, which moves a maximum."""
     tensor = tensors[number]
-    other = ~tensor if tensor.dtype.is_bool else tensor + tf.ones_like(tensor)
-    return tf.nest.pack_sequence_as(batch, [*tensors[:number], other, *tensors[number + 1 :]], expand_composites=True)
+    for other in (_others(tensor), tf.reshape(tf.reverse(tf.reshape(tensor, [-1]), [0]), tensor.shape)):
+        parts = [*tensors[:number], other, *tensors[number + 1 :]]
+        yield tf.nest.pack_sequence_as(batch, parts, expand_composites=True)
 
 
-def _recompiled(part: int) -> Obstacle:
+def _others(tensor: Any) -> Any:
+    return ~tensor if tensor.dtype.is_bool else tensor + tf.ones_like(tensor)
+
+
+def _constant_variables(function: Any, batch: Any, variables: Sequence[Any], hlo: str) -> list[str]:
+    """Names of the variables whose values XLA compiled into the program, such as a seed that a position is drawn from.
+
+    Each is changed for the time of it. Sizes, positions and seeds are small, so the larger variables are left alone.
+    """
+
+    def are_constants(changed: Sequence[Any]) -> bool:
+        before = [one.numpy() for one in changed]
+        try:
+            for one in changed:
+                one.assign(_others(one.value()))
+            return _translated(function, batch)[0] != hlo
+        finally:
+            for one, value in zip(changed, before, strict=True):
+                one.assign(value)
+
+    small = [
+        one for one in variables if one.dtype not in _NO_NUMBERS and (one.shape.num_elements() or math.inf) <= _SMALL
+    ]
+    return [one.name for one in small if are_constants([one])] if small and are_constants(small) else []
+
+
+def _recompiled(what: str) -> Obstacle:
     return Obstacle(
-        kind="compilation",
-        found=f"a shape in the step depends on the values of the batch (its tensor {part}), so XLA compiles it again "
-        "for each batch",
-        remedy="Compute that shape in the input pipeline and pad to a fixed one, or leave XLA off.",
+        kind="recompilation",
+        found=f"a size, a position or an axis in the step depends on the values of {what}, so XLA compiles it again "
+        "for each new one",
+        remedy="Give it a fixed size, and take elements from a position that varies with tf.gather(x, start + "
+        "tf.range(size), axis=...) or tf.roll, which compile once; or leave XLA off.",
     )
 
 

@@ -95,14 +95,19 @@ def batch_shapes(data: Any, *, seconds: float, clock: Callable[[], float] = time
                 complete = found.total() == cardinality
                 break
     except tf.errors.OpError as error:
-        raise PipelineError(
-            f"Expected a dataset that can be read to its end. Found after {found.total():,} batches: "
-            f"{error.message.splitlines()[0]}. Fix its source, or pass one batch."
-        ) from error
+        raise unreadable(error) from error
     if not found:
         one_batch(dataset)  # raises the error for an empty dataset
     seen, batches = zip(*found.most_common(), strict=True)
     return BatchShapes(seen=seen, batches=batches, complete=complete, steps_per_epoch=steps)
+
+
+def unreadable(error: tf.errors.OpError) -> PipelineError:
+    """Returns what to raise if reading a dataset raised `error`."""
+    found = error.message.splitlines()[0]
+    return PipelineError(
+        f"Expected a dataset that can be read to its end. Found: {found}. Fix its source, or pass one batch."
+    )
 
 
 def shape_of(batch: Any) -> Shape:

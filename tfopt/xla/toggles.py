@@ -70,9 +70,9 @@ def set_jit(model: keras.Model, on: bool, *, data: Data | None = None) -> None:
 
 def _require_same_results(obstacles: tuple[Obstacle, ...]) -> None:
     if obstacles:
-        raise UnsupportedError(
-            f"Expected a model that computes the same under XLA. Found: {' '.join(map(str, obstacles))}"
-        )
+        expected = {"results": "computes the same under XLA", "recompilation": "XLA compiles once for all batches"}
+        model, found = expected.get(obstacles[0].kind, "XLA can compile"), " ".join(map(str, obstacles))
+        raise UnsupportedError(f"Expected a model that {model}. Found: {found}")
 
 
 @contextmanager
