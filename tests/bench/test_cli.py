@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tfopt.bench import cli, run, suites
-from tfopt.bench.results import VariantResult
+from tfopt.bench.results import NEVER_BEGAN, VariantResult
 from tfopt.bench.results.run_file import dumps, read
 from tfopt.errors import UnsupportedError
 
@@ -59,7 +59,7 @@ def played(monkeypatch, recorded):
 def test_without_arguments_every_suite_runs(played, capsys, monkeypatch, found, budget):
     monkeypatch.setattr("tfopt.hardware.gpus", lambda: found)
     assert cli.main([]) == cli.DONE
-    options = {"budget_seconds": budget, "shared": not found, "resume": False}
+    options = {"budget_seconds": budget, "resume": False}
     assert played.calls == [([], "tfopt-bench-results", options)]
     output = capsys.readouterr().out
     assert "float32" in output
@@ -75,7 +75,7 @@ def test_json_is_one_document(played, capsys):
 def test_suites_output_and_budget(played, tmp_path):
     assert cli.main(["run", "xla", "pipeline", "--output", str(tmp_path), "--budget", "60", "--resume"]) == cli.DONE
     assert played.calls == [
-        (["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "shared": False, "resume": True})
+        (["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "resume": True})
     ]
 
 
@@ -106,6 +106,16 @@ def test_an_unfinished_or_refused_one_is_no_failure(played):
 
     played.run = with_first(played.run, cut)
     assert cli.main([]) == cli.DONE
+
+
+def test_a_run_that_measured_nothing_is_exit_code_3_and_says_how_to_go_on(played, capsys):
+    nothing = [replace(case, variants=(), unfinished=NEVER_BEGAN) for case in played.run.cases]
+    played.run = replace(played.run, cases=tuple(nothing), status="out of budget")
+    assert cli.main([]) == cli.ENVIRONMENT
+    said = capsys.readouterr()
+    assert "nothing was measured: the budget ran out" in said.err
+    assert "To measure the rest: tfopt-bench run --resume --output tfopt-bench-results\n" in said.out
+    assert "Never began: stack on photos; " in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize(

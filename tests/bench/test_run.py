@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import planned_cases
 import pytest
@@ -15,7 +16,7 @@ from quick import campaign, first_quick
 from tfopt.bench import report, suites
 from tfopt.bench import run as run_module
 from tfopt.bench.report import formatting
-from tfopt.bench.results import UNDER_WAY, CaseResult, VariantResult
+from tfopt.bench.results import NEVER_BEGAN, UNDER_WAY, CaseResult, VariantResult
 from tfopt.bench.results.run_file import RunFile, read
 from tfopt.errors import ResultsError, UnsupportedError
 from tfopt.measure import StepTimes, compare
@@ -121,6 +122,7 @@ def test_an_interrupt_keeps_what_was_measured(planned, tmp_path, monkeypatch, ca
     assert [(case.suite, case.unfinished, case.turns) for case in found.cases] == [
         ("one", None, 4),
         ("two", "the run was interrupted", 1),
+        ("three", NEVER_BEGAN, 0),
     ]
 
 
@@ -130,14 +132,21 @@ def test_a_budget_ends_the_run_and_it_can_be_resumed(planned, tmp_path):
     clock = itertools.count(0, 100)  # at the start, and before each case
     file = run_module.run([], tmp_path, budget_seconds=250, clock=lambda: next(clock))
     assert file.run.status == "out of budget"
-    assert [case.suite for case in file.run.cases] == ["one", "two"]
     first = read(file.path)
+    assert [(case.suite, case.unfinished) for case in first.cases] == [
+        ("one", None),
+        ("two", None),
+        ("three", NEVER_BEGAN),
+    ]
+    assert "Never began: three on w." in formatting.lead(first)
+    assert "three, w" not in report.terminal(first)
+    assert "This case is unfinished: it never began." in report.page(first)
     resumed = run_module.run([], tmp_path, resume=True)
     assert resumed.path == file.path
     found = read(resumed.path)
     assert found.status == "complete"
-    assert found.cases[:2] == first.cases
-    assert [case.suite for case in found.cases] == ["one", "two", "three"]
+    assert found.cases[:2] == first.cases[:2]
+    assert [(case.suite, case.turns) for case in found.cases] == [("one", 4), ("two", 4), ("three", 4)]
 
 
 @pytest.mark.slow
@@ -154,10 +163,11 @@ def test_a_complete_run_is_not_measured_again(planned, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_case_asked_for_alone_must_exist_and_is_asked_for_again_by_a_resumed_run(planned, tmp_path):
+def test_a_case_asked_for_alone_must_exist_and_is_asked_for_again_by_a_resumed_run(planned, tmp_path, capsys):
     planned(planned_cases.one_of_each_suite)
     with pytest.raises(UnsupportedError, match=r"Expected a case of 'fit' on this device: 'fit/w'\. Received: 'fit/x'"):
         run_module.run(["fit/x"], tmp_path)
+    assert "measures" not in capsys.readouterr().err  # what is never measured
     assert not list(tmp_path.glob("*.json"))
     file = run_module.run(["fit/w", "xla"], tmp_path)
     assert read(file.path).suites == ("fit/w", "xla")
@@ -361,9 +371,21 @@ def test_the_process_that_waits_loads_no_tensorflow(tmp_path):
 def test_cases_share_a_budget(planned, tmp_path):
     """Each takes fewer turns, instead of the last none."""
     planned(planned_cases.all_slow)
-    file = run_module.run([], tmp_path, budget_seconds=24, shared=True)
+    file = run_module.run([], tmp_path, budget_seconds=24)
     assert [case.unfinished for case in file.run.cases] == ["the budget ran out"] * 3
     assert all(variant.turns >= 1 for case in file.run.cases for variant in case.variants)
+
+
+def test_every_suite_gets_something_before_one_gets_everything():
+    cases = [SimpleNamespace(planned=SimpleNamespace(suite=suite), at=at) for at, suite in enumerate("aaabcc")]
+    assert [(one.planned.suite, one.at) for one in run_module._each_suite_first(cases)] == [
+        ("a", 0),
+        ("b", 3),
+        ("c", 4),
+        ("a", 1),
+        ("c", 5),
+        ("a", 2),
+    ]
 
 
 @pytest.mark.slow

@@ -67,21 +67,24 @@ def _run(options: argparse.Namespace) -> int:
         return _say(str(error), USAGE)
     from tfopt.bench import report
     from tfopt.bench.results import run_file
-    from tfopt.bench.run import run
+    from tfopt.bench.run import resume_command, run
     from tfopt.files import write_atomic
     from tfopt.hardware import gpus
 
-    shared = options.budget is None and not gpus()
-    budget = BUDGET_SECONDS if shared else options.budget
-    file = run(options.suites, options.output, budget_seconds=budget, shared=shared, resume=options.resume)
+    budget = BUDGET_SECONDS if options.budget is None and not gpus() else options.budget
+    file = run(options.suites, options.output, budget_seconds=budget, resume=options.resume)
     page = file.path.with_suffix(".html")
     print(run_file.dumps(file.run) if options.json else report.terminal(file.run))
     write_atomic(page, report.page(file.run))
     if not options.json:
         print(f"\nResults: {file.path}\nPage:    {page}")
+        if any(case.unfinished for case in file.run.cases):
+            print(f"To measure the rest: {resume_command(options.output)}")
     if any(case.error for case in file.run.cases):
         return INTERNAL
     verdicts = [variant.verdict for case in file.run.cases for variant in case.variants]
+    if not any(verdicts):
+        return _say("nothing was measured: the budget ran out, or this machine can run none of it", ENVIRONMENT)
     return FAILED if "changes the result" in verdicts else DONE
 
 

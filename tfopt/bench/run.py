@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.bench import isolated, suites
 from tfopt.bench.isolated import ProcessError, ProcessTimeoutError
 from tfopt.bench.progress import Progress, duration
-from tfopt.bench.results import CaseResult
+from tfopt.bench.results import NEVER_BEGAN, CaseResult
 from tfopt.bench.results.changes import differences
 from tfopt.bench.results.run_file import RunFile
 from tfopt.errors import ResultsError, UnsupportedError
@@ -39,7 +39,6 @@ def run(
     folder: str | Path,
     *,
     budget_seconds: float | None = None,
-    shared: bool = False,
     scale: "Scale | None" = None,
     resume: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -53,8 +52,8 @@ def run(
         names: Suites, lists of them, or single cases ("stack/photos"). Empty: all suites but those that run by name
             alone, or what a resumed run was asked for.
         folder: Where the results file is written.
-        budget_seconds: Ends the run after this time. The case under way then takes fewer turns, and stays unfinished.
-        shared: Whether the cases share the budget: where time is short, all take fewer turns, instead of the last none.
+        budget_seconds: Ends the run after this time. The cases share it: where time is short, all take fewer turns,
+            each suite's first case before any suite's second, and those that never began are listed.
         scale: How large the workloads are. None: as the device allows.
         resume: Resume the last run in the folder that has something left to measure. Unfinished cases keep their turns;
             those that failed are measured again. With nothing left, nothing is measured; without an earlier run, one
@@ -75,16 +74,13 @@ def run(
     at_most = math.inf if budget_seconds is None else budget_seconds
     file = RunFile.earlier(folder, suites.spell_out(names) if names else ()) if resume else None
     asked, names = names, names or (file.run.suites if file is not None else ())
-    begun = {case.suite for case in file.run.cases} if file is not None else set()
+    begun = {case.suite for case in file.run.cases if case.unfinished != NEVER_BEGAN} if file is not None else set()
     expected = sum(suites.seconds(suite) for suite in suites.expand(names) if suite not in begun)
     progress = Progress(expected, at_most=at_most)
-    if file is None:
-        measured = ", ".join(names or suites.expand(names))
-        progress.say(f"tfopt-bench measures {measured}: {duration(min(expected, at_most))}.")
-    elif file.run.done:
+    if file is not None and file.run.done:
         progress.say(f"tfopt-bench: {file.path} is complete: nothing is left to measure.")
         return file
-    else:
+    if file is not None:
         progress.say(f"tfopt-bench: resuming {file.path}.")
     with progress:
         listing: _Listing = isolated.call(_list, _cases, names, scale, seconds=_LISTING_SECONDS, on_line=progress.say)
@@ -92,23 +88,32 @@ def run(
         os.environ |= listing.variables
         resumed = file is not None
         if file is None:
+            measured = ", ".join(names or suites.expand(names))
+            progress.say(f"tfopt-bench measures {measured}: {duration(min(expected, at_most))}.")
             file = RunFile.create(folder, suites.spell_out(names), listing.environment, small=listing.small)
         else:
             _go_on(file, listing)
         left = _left(listing.cases, file)
+        if budget_seconds is not None and len(set(suites.expand(names))) == len(suites.spell_out(names)):
+            left = _each_suite_first(left)
         expected = progress.plan([case.seconds for case in left])
         if resumed:
             unfinished = ", ".join(dict.fromkeys(case.planned.suite for case in left))
             progress.say(f"Remaining: {unfinished} ({duration(min(expected, at_most))}).")
         status = "interrupted"
         try:
-            measuring = _Measuring(file, progress, lambda: at_most - (clock() - started), _cases, scale, shared=shared)
+            measuring = _Measuring(file, progress, lambda: at_most - (clock() - started), _cases, scale)
             status = "complete" if measuring.all_of(left, expected) else "out of budget"
         finally:
-            file.end(status)
+            file.end(status, [case.planned for case in listing.cases])
             if status == "interrupted":
-                progress.say(f"Saved to {file.path}. To resume:\ntfopt-bench run --resume --output {folder}")
+                progress.say(f"Saved to {file.path}. To resume:\n{resume_command(folder)}")
     return file
+
+
+def resume_command(folder: str | Path) -> str:
+    """The command that measures what is left of the last run in a folder."""
+    return f"tfopt-bench run --resume --output {folder}"
 
 
 def _wait_for_quiet(say: Callable[[str], None], seconds: float) -> float:
@@ -198,9 +203,19 @@ def _go_on(file: RunFile, listing: _Listing) -> None:
 
 def _left(cases: Sequence[_Listed], file: RunFile) -> list[_Listed]:
     """Returns the cases that are not done, those never tried first: others may fail again, or never fit the budget."""
-    tried = {case.address: case.done for case in file.run.cases}
+    tried = {case.address: case.done for case in file.run.cases if case.unfinished != NEVER_BEGAN}
     left = [case for case in cases if not tried.get(case.planned.address)]
     return sorted(left, key=lambda case: case.planned.address in tried)
+
+
+def _each_suite_first(cases: Sequence[_Listed]) -> list[_Listed]:
+    """The first case of each suite, then the second of each, and so on."""
+    before: Counter[str] = Counter()
+    placed = []
+    for case in cases:
+        placed.append((before[case.planned.suite], case))
+        before[case.planned.suite] += 1
+    return [case for _, case in sorted(placed, key=lambda pair: pair[0])]
 
 
 class _Measuring:
@@ -212,7 +227,6 @@ class _Measuring:
         seconds_left: Returns what is left of the budget.
         make: Makes the cases, in their processes.
         scale: As for `make`.
-        shared: Whether each case gets a part of what is left, or all.
     """
 
     def __init__(
@@ -222,11 +236,9 @@ class _Measuring:
         seconds_left: Callable[[], float],
         make: "_Make",
         scale: "Scale | None",
-        *,
-        shared: bool,
     ):
         self._file, self._progress, self._seconds_left = file, progress, seconds_left
-        self._make, self._scale, self._shared = make, scale, shared
+        self._make, self._scale = make, scale
         self._warned: frozenset[str] = frozenset()  # causes that no further case warns of
 
     def all_of(self, left: Sequence[_Listed], expected: float) -> bool:
@@ -243,7 +255,7 @@ class _Measuring:
 
     def _part(self, budget: float, left: Sequence[_Listed]) -> float:
         """What the first of the cases that are left may take: what the others do not need, but at least its share."""
-        if not self._shared or len(left) == 1:
+        if budget == math.inf:
             return budget
         first, *others = (case.seconds for case in left)
         return max(budget * first / (first + sum(others)), budget - self._progress.pace * sum(others))

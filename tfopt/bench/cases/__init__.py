@@ -49,6 +49,7 @@ class Variant:
 
     name: str
     note: str  # what it is, in a few words
+    techniques: tuple[str, ...] = ()  # that it contains, by the names that advice knows
     # Builds what measures it, in the variant's first turn; what must be cleaned up afterwards goes on the stack.
     timer: Callable[[ExitStack], Timer]
     values: Callable[[], Sequence[float]] | None = None  # for `Case.judge`; None: its result is not checked

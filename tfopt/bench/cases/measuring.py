@@ -56,6 +56,7 @@ class _Measurement:
             variant.name: VariantResult(
                 name=variant.name,
                 note=variant.note,
+                techniques=variant.techniques,
                 recommended=variant.recommended,
                 ceiling=variant.ceiling,
                 dtype=variant.dtype,

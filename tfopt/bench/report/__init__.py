@@ -11,7 +11,7 @@ from rich.text import Text
 from tfopt.bench.report import formatting
 from tfopt.bench.report.advice import advise
 from tfopt.bench.report.formatting import bars, number
-from tfopt.bench.results import FORMULA, CaseResult, Run
+from tfopt.bench.results import FORMULA, NEVER_BEGAN, CaseResult, Run
 from tfopt.measure import StepTimes
 from tfopt.page import Page, Section, Table, bar_chart, entries, render
 from tfopt.text import WIDTH, percent, wrapped
@@ -64,6 +64,8 @@ def _terminal_tables(run: Run) -> Iterator[RenderableType]:
     header.show_header = True
     yield Padding(header, (1, 0, 0, 2))
     for case in run.cases:
+        if case.unfinished == NEVER_BEGAN:  # the sentences below list it
+            continue
         yield Text(f"{case.suite}, {case.workload}")
         table = _terminal_table(with_memory)
         for variant in case.variants:

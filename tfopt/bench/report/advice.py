@@ -1,25 +1,34 @@
 """What to do on the machine of a run: lines to paste, and what they gain over Keras' defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tfopt.bench.report.formatting import number, ratio
-from tfopt.bench.results import DEFAULTS, NAIVE, CaseResult, Run, VariantResult, paired
-from tfopt.measure import Comparison
+from tfopt.bench.results import DEFAULTS, NAIVE, TOO_FEW, CaseResult, Run, VariantResult, paired, standing
+from tfopt.measure import Comparison, StepTimes
 
 _ADDED = "+ "
+_BUILT = "dataset = build_pipeline(data, batch_size={batch_size}{cache})"
 # A line of code for each technique of the suite `stack`, in the order in which a script needs them.
 _LINES = {
-    "mixed_bfloat16": 'tfopt.precision.set_policy("mixed_bfloat16")',
-    "mixed_float16": 'tfopt.precision.set_policy("mixed_float16")',
-    "build_pipeline": "dataset = build_pipeline(source, batch_size={batch_size})",
-    'cache="memory"': 'dataset = build_pipeline(source, batch_size={batch_size}, cache="memory")',
-    'cache="device"': 'dataset = build_pipeline(source, batch_size={batch_size}, cache="device")',
+    "mixed_bfloat16": 'tfopt.precision.apply(model, "mixed_bfloat16")',
+    "mixed_float16": 'tfopt.precision.apply(model, "mixed_float16")',
+    "build_pipeline": _BUILT.replace("{cache}", ""),
+    'cache="memory"': _BUILT.replace("{cache}", ', cache="memory"'),
+    'cache="device"': _BUILT.replace("{cache}", ', cache="device"'),
     "XLA": "tfopt.xla.set_jit(model, True)",
     "flash attention": "tfopt.kernels.use_flash_attention(model)",
     "overlap": "tfopt.fit.overlap(model)",
 }
-_SOURCE = 'source = "path/to/data"  # images or TFRecords; or a tuple of arrays'
+_NEEDS = {
+    'cache="memory"': {"build_pipeline"},
+    'cache="device"': {"build_pipeline"},
+    # 16 bits pay with kernels that only XLA has.
+    "XLA": {"mixed_bfloat16", "mixed_float16"},
+    "flash attention": {"mixed_bfloat16", "mixed_float16", "XLA"},
+}
+_DATA = "# model is compiled; data: a folder of images or TFRecords, or a tuple of arrays"
 _PAGES = {
     "TF32": "precision",
     "mixed": "precision",
@@ -28,8 +37,7 @@ _PAGES = {
     "XLA": "xla",
     "flash": "kernels",
 }
-
-
+_RESUME = "To measure the rest, run tfopt-bench again with --resume."
 _CACHES = {'cache="memory"': "in memory", 'cache="device"': "on the GPU"}
 
 
@@ -53,79 +61,133 @@ def advise(run: Run) -> list[Advice]:
 
 def _of_case(case: CaseResult) -> Advice | None:
     measured = {v.name: v for v in case.measured if v.times and v.verdict != "changes the result"}
-    stack = [v for name, v in measured.items() if name.startswith(_ADDED)]
+    stack = sorted((v for name, v in measured.items() if name.startswith(_ADDED)), key=_median)
     defaults = measured.get(DEFAULTS)
     if defaults is None or not stack:
         return None
-    best = min(stack, key=lambda variant: _median(variant))
+    checked = [v for v in stack if v.check is not None and _contents(v, case)]
+    if not checked:
+        why = "was not checked" if stack[0].check is None else "belongs to techniques that this file does not name"
+        return _nothing(case, f"{case.workload}: nothing is recommended, since the result of {stack[0].name} {why}.")
+    best = checked[0]
+    while before := next((v for v in checked if _contents(v, case) == _contents(best, case)[:-1]), None):
+        if _standing(before, best) != "no difference":
+            break
+        best = before
     gain = _gain(defaults, best)
-    if gain is None or gain.verdict != "faster":
+    if (found := _standing(defaults, best)) == TOO_FEW:
+        return _nothing(case, f"{case.workload}: nothing is recommended after so few turns.")
+    if found != "faster":
         text = f"{case.workload}: keep Keras' defaults. Nothing measured here is shown to train faster"
-        return Advice(case.workload, f"{text}{'' if gain is None else f' ({_interval(gain)})'}.", "", "")
-    kept = stack[: stack.index(best) + 1]
-    names = [variant.name.removeprefix(_ADDED) for variant in kept]
-    steps = dict(zip(names, _steps(measured.get(case.baseline), kept), strict=True))
-    slower = [v.name.removeprefix(_ADDED) for v in stack[len(kept) :]]
+        return _nothing(case, f"{text} ({_interval(gain)}).")
+    return _recommended(case, best, gain, stack)
+
+
+def _nothing(case: CaseResult, summary: str) -> Advice:
+    return Advice(case.workload, summary, "", _RESUME * bool(case.unfinished))
+
+
+def _recommended(case: CaseResult, best: VariantResult, gain: Comparison, stack: Sequence[VariantResult]) -> Advice:
+    contents = _contents(best, case)
+    steps = _steps(case, contents)
+    kept = [name for name in contents if steps.get(name, "faster") == "faster" or _needed(name, contents)]
+    within = [name for name in contents if name not in kept]
+    beyond = [v.name.removeprefix(_ADDED) for v in stack if len(_contents(v, case)) > len(contents)]
+    credits = {name: _gain(*pair) for name, pair in _pairs(case, contents).items() if steps.get(name) == "faster"}
     summary = f"The {case.workload} workload trains {_interval(gain)} as fast as with Keras' defaults."
-    batch_size = (best.times and best.times.examples_per_step) or 32
-    return Advice(case.workload, summary, _code(names, steps, batch_size), _notes(names, steps, slower, case, best))
+    batch_size = _times(best).examples_per_step or 32
+    notes = [*_shares(kept, credits), *_left_out(within, beyond), *_beside_naive(case, best)]
+    pages = dict.fromkeys(next((page for key, page in _PAGES.items() if name.startswith(key)), "fit") for name in kept)
+    notes += [_RESUME] * bool(case.unfinished) + [f"Read {', '.join(f'docs/{page}.md' for page in pages)}."]
+    return Advice(case.workload, summary, _code(kept, credits, batch_size), " ".join(notes))
 
 
-def _steps(naive: VariantResult | None, kept: Sequence[VariantResult]) -> list[Comparison | None]:
-    """What each technique adds to those before it."""
-    before = [naive, *kept[:-1]]
-    return [None if one is None else _gain(one, other) for one, other in zip(before, kept, strict=True)]
+def _contents(variant: VariantResult, case: CaseResult) -> tuple[str, ...]:
+    """The techniques that a variant contains; a run recorded before says so only if it is whole."""
+    names = [v.name.removeprefix(_ADDED) for v in case.variants if v.name.startswith(_ADDED)] if case.done else []
+    name = variant.name.removeprefix(_ADDED)
+    return variant.techniques or tuple(names[: names.index(name) + 1] if name in names else ())
 
 
-def _code(names: Sequence[str], steps: dict[str, Comparison | None], batch_size: int) -> str:
-    cached = any(name.startswith("cache") for name in names)
+def _pairs(case: CaseResult, contents: tuple[str, ...]) -> dict[str, tuple[VariantResult, VariantResult]]:
+    """For each technique the variants without and with it on top of those before it, if both were measured."""
+    by = {_contents(v, case): v for v in case.measured if v.name.startswith(_ADDED) or v.name == case.baseline}
+    prefixes = [contents[:count] for count in range(len(contents) + 1)]
+    found = {after[-1]: (by.get(before), by.get(after)) for before, after in pairwise(prefixes)}
+    return {name: (one, other) for name, (one, other) in found.items() if one and other}
+
+
+def _steps(case: CaseResult, contents: tuple[str, ...]) -> dict[str, str]:
+    """What is known of each technique on top of those before it."""
+    found = {name: _standing(*pair) for name, pair in _pairs(case, contents).items()}
+    return {name: verdict for name, verdict in found.items() if verdict in ("faster", "slower", "no difference")}
+
+
+def _needed(name: str, contents: Sequence[str]) -> bool:
+    """Whether a technique is the ground of another one."""
+    return any(name in _NEEDS.get(other, ()) for other in contents)
+
+
+def _code(kept: Sequence[str], credits: Mapping[str, Comparison], batch_size: int) -> str:
+    cached = any(name.startswith("cache") for name in kept)
     lines = []
     for name, line in _LINES.items():
-        if name not in names or (name == "build_pipeline" and cached):
+        if name not in kept or (name == "build_pipeline" and cached):
             continue
-        added, line = steps[name], line.format(batch_size=batch_size)
-        lines.append(f"{line}  # {number(added.ratio)}×" if added and added.verdict == "faster" else line)
+        added, line = credits.get(name), line.format(batch_size=batch_size)
+        lines.append(f"{line}  # {number(added.ratio)}×" if added else line)
     imports = ["import tfopt"]
-    if "build_pipeline" in names:
+    if "build_pipeline" in kept:
         imports.append("from tfopt.pipelines import build_pipeline")
-        lines.append("model.fit(dataset)")
-        lines.insert(next(i for i, line in enumerate(lines) if "source" in line), _SOURCE)
+        lines = [_DATA, *lines, "model.fit(dataset)"]
     return "\n".join([*imports, "", *lines])
 
 
-def _notes(
-    names: Sequence[str],
-    steps: dict[str, Comparison | None],
-    slower: Sequence[str],
-    case: CaseResult,
-    best: VariantResult,
-) -> str:
-    pages = dict.fromkeys(next((page for key, page in _PAGES.items() if name.startswith(key)), "fit") for name in names)
-    read = ", ".join(f"docs/{page}.md" for page in pages)
-    notes = ["Each comment shows the extra speedup from that line; lines without one made no measurable difference."]
+def _shares(kept: Sequence[str], credits: Mapping[str, Comparison]) -> list[str]:
+    notes = ["Each comment shows the extra speedup from that line."] if credits else []
+    if any(name in _LINES and name not in credits for name in kept):
+        notes.append("A line without one was measured together with the others.")
     for name, where in _CACHES.items():
-        if (added := steps.get(name)) and added.verdict == "faster":
+        if added := credits.get(name):
             notes.append(
                 f"A factor of {number(added.ratio)}× comes from the cache {where}, where all examples of this workload "
                 "fit."
             )
-    if slower:
-        notes.append(
-            f"Left out, since {'it does' if len(slower) == 1 else 'they do'} not help here: {', '.join(slower)}."
-        )
-    if (naive := best.metrics and best.metrics.comparison) and case.baseline == NAIVE:
-        notes.append(
-            f"Compared with all optimisations off, including Keras' defaults, the gain is {number(naive.ratio)}×."
-        )
-    return " ".join([*notes, f"Read {read}."])
+    return notes
+
+
+def _left_out(within: Sequence[str], beyond: Sequence[str]) -> list[str]:
+    notes = []
+    if left := [*within, *beyond]:
+        notes.append(f"Left out, since {'it does' if len(left) == 1 else 'they do'} not help here: {', '.join(left)}.")
+    if within:
+        notes.append(f"The factor was measured with {', '.join(within)}.")
+    return notes
+
+
+def _beside_naive(case: CaseResult, best: VariantResult) -> list[str]:
+    naive = best.metrics and best.metrics.comparison
+    if not naive or case.baseline != NAIVE:
+        return []
+    return [f"Compared with all optimisations off, including Keras' defaults, the gain is {number(naive.ratio)}×."]
 
 
 def _median(variant: VariantResult) -> float:
-    return variant.times.median_ms if variant.times else float("inf")
+    return _times(variant).median_ms
 
 
-def _gain(before: VariantResult, after: VariantResult) -> Comparison | None:
-    return paired(before.times, after.times) if before.times and after.times else None
+def _times(variant: VariantResult) -> StepTimes:
+    if variant.times is None:
+        raise ValueError(f"Expected a variant that was measured. Received: {variant.name!r}.")
+    return variant.times
+
+
+def _gain(before: VariantResult, after: VariantResult) -> Comparison:
+    return paired(_times(before), _times(after))
+
+
+def _standing(before: VariantResult, after: VariantResult) -> str:
+    return standing(_times(before), _times(after))
 
 
 def _interval(gain: Comparison) -> str:

@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from tfopt.bench.results import CaseResult, Run, VariantResult
+from tfopt.bench.results import NEVER_BEGAN, TOO_FEW, CaseResult, Run, VariantResult, standing
 from tfopt.bench.results.changes import Change
-from tfopt.measure import compare
 from tfopt.page import Bar, Table
 from tfopt.text import described, percent, wrapped
 
@@ -79,7 +78,8 @@ def verdict(variant: VariantResult) -> str:
         return f"refused{turns}: {variant.refused}"
     if variant.verdict == "faster" and variant.ceiling:
         return "the ceiling"
-    return "too noisy" if variant.verdict == "too noisy to tell" else variant.verdict or "not measured"
+    short = {"too noisy to tell": "too noisy", TOO_FEW: "too few turns"}
+    return short.get(variant.verdict or "", variant.verdict) or "not measured"
 
 
 def _first_step(variant: VariantResult) -> str:
@@ -250,11 +250,13 @@ def load(run: Run) -> str:
 def _shortcomings(run: Run) -> list[str]:
     """What failed, is missing, or is not as it seems."""
     failed = [" on ".join(case.address) for case in run.cases if case.error]
-    cut = [" on ".join(case.address) for case in run.cases if case.unfinished]
+    cut = [" on ".join(case.address) for case in run.cases if case.unfinished and case.variants]
+    never = [" on ".join(case.address) for case in run.cases if case.unfinished == NEVER_BEGAN]
     refused = [f"{v.name} ({' on '.join(case.address)})" for case in run.cases for v in case.variants if v.refused]
     found = [
         f"Failed: {'; '.join(failed)}." if failed else "",
         f"Unfinished: {'; '.join(cut)}." if cut else "",
+        f"Never began: {'; '.join(never)}." if never else "",
         f"Refused on this machine: {'; '.join(refused)}." if refused else "",
         "Run at CPU sizes: the results say nothing about a GPU." if run.small else "",
         f"Changed before the run was resumed: {'; '.join(run.resumed)}." if run.resumed else "",
@@ -299,17 +301,20 @@ def recommended(case: CaseResult) -> str:
     chosen = next((v for v in case.measured if v.recommended), None)
     if chosen is None:
         return ""
+    begin = f"{case.workload}: the recommended variant (*, {chosen.name})"
+    if case.unfinished and chosen.check is None:
+        return f"{begin} is not judged: its result was not checked."
     changed = _with_verdict(case.variants, "changes the result")
     rivals = [chosen, *(v for v in case.measured if v not in changed and not v.ceiling)]
     times = {v.name: v.times for v in rivals if v.times}
     best = min(times, key=lambda name: times[name].median_ms)
-    begin = f"{case.workload}: the recommended variant (*, {chosen.name}) is"
+    found = {standing(one, times[chosen.name]) for name, one in times.items() if name != chosen.name}
+    if TOO_FEW in found:
+        return f"{begin} is not judged after so few turns."
     if best == chosen.name:
-        others = [one for name, one in times.items() if name != best]
-        surely = all(compare(one, times[best]).verdict == "faster" for one in others)
-        return f"{begin} the fastest{'' if surely else ', within noise'}."
-    slower = compare(times[best], times[chosen.name]).verdict == "slower"
-    return f"{begin} slower than {best}." if slower else f"{begin} as fast as {best}, the fastest, within noise."
+        return f"{begin} is the fastest{'' if found <= {'faster'} else ', within noise'}."
+    slower = standing(times[best], times[chosen.name]) == "slower"
+    return f"{begin} is slower than {best}." if slower else f"{begin} is as fast as {best}, the fastest, within noise."
 
 
 def reached(case: CaseResult) -> str:

@@ -15,7 +15,14 @@ FORMULA = "compute + 2 (n - 1) latency + 2 (n - 1) / n · bytes / bandwidth"
 NAIVE, DEFAULTS = "naive Keras", "Keras' defaults"
 """Names of the variants of the suite `stack` against which techniques are measured."""
 
+TOO_FEW = "too few repeats to tell"
+"""The verdict on fewer than five turns."""
+
+NEVER_BEGAN = "it never began"
+"""Why a case is unfinished that the run did not get to."""
+
 _PREDICTED_REPLICAS = (8, 64)
+_LEAST_TURNS = 5  # with fewer, the intervals of identical code exclude 1 in up to 64 % of comparisons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,7 @@ class VariantResult:
 
     name: str
     note: str = ""  # what it is, in a few words
+    techniques: tuple[str, ...] = ()  # of the suite `stack` that it contains; none in runs recorded before
     recommended: bool = False  # by tfopt for this device
     ceiling: bool = False  # what the other variants can reach at most
     dtype: str | None = None  # of its matrix products
@@ -260,33 +268,41 @@ def metrics(variant: VariantResult, case: CaseResult) -> Metrics | None:
     own = variant.times
     if own is None:
         return None
-    comparison = None if variant.name == case.baseline else paired(case.times(case.baseline), own)
-    ceiling = None if case.limit is None or variant.ceiling else paired(case.times(case.limit), own)
+    before = None if variant.name == case.baseline else case.times(case.baseline)
+    comparison = paired(before, own) if before else None
+    limit = None if case.limit is None or variant.ceiling else case.times(case.limit)
     return Metrics(
         interval_ms=own.interval_ms,
         comparison=comparison,
-        verdict=verdict(variant, comparison, is_baseline=variant.name == case.baseline),
-        of_ceiling=ceiling,
+        verdict=verdict(variant, case, comparison),
+        of_ceiling=paired(limit, own) if limit else None,
         mfu_percent=_mfu_percent(variant, case, own),
         joules_per_thousand_examples=_joules_per_thousand_examples(variant, own),
     )
 
 
-def paired(a: StepTimes | None, b: StepTimes) -> Comparison | None:
+def paired(a: StepTimes, b: StepTimes) -> Comparison:
     """Compares the turns that both have: one cut short between two variants leaves the earlier one with a turn more."""
-    if a is None:
-        return None
     turns = min(len(a.repeats_ms), len(b.repeats_ms))
     return compare(*(replace(times, repeats_ms=times.repeats_ms[:turns]) for times in (a, b)))
 
 
-def verdict(variant: VariantResult, comparison: Comparison | None, *, is_baseline: bool) -> str:
-    """Returns what to make of a variant."""
+def standing(a: StepTimes, b: StepTimes, found: Comparison | None = None) -> str:
+    """The verdict on `b` against `a`: that of their comparison, `found` if it is known, given turns enough of both."""
+    few = min(len(a.repeats_ms), len(b.repeats_ms)) < _LEAST_TURNS
+    return TOO_FEW if few else (found or paired(a, b)).verdict
+
+
+def verdict(variant: VariantResult, case: CaseResult, comparison: Comparison | None) -> str:
+    """Returns what to make of a variant that was compared with the case's baseline."""
     if variant.check is not None and not variant.check.passed:
         return "changes the result"
-    if is_baseline:
+    if variant.name == case.baseline:
         return "baseline"
-    return "not compared" if comparison is None else comparison.verdict
+    before = case.times(case.baseline)
+    if comparison is None or before is None or variant.times is None:
+        return "not compared"
+    return standing(before, variant.times, comparison)
 
 
 def _mfu_percent(variant: VariantResult, case: CaseResult, times: StepTimes) -> float | None:

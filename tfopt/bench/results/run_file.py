@@ -10,7 +10,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_origin, get_type_hints
 
-from tfopt.bench.results import UNDER_WAY, CaseResult, CommunicationResult, Run, VariantResult, metrics, verdict
+from tfopt.bench.results import (
+    NEVER_BEGAN,
+    UNDER_WAY,
+    CaseResult,
+    CommunicationResult,
+    Run,
+    VariantResult,
+    metrics,
+    verdict,
+)
 from tfopt.errors import ResultsError
 from tfopt.files import write_atomic
 
@@ -61,10 +70,12 @@ class RunFile:
         """Notes that the run goes on, and how the environment differs by now."""
         self._write(replace(self.run, status="running", resumed=(*self.run.resumed, *differences)))
 
-    def end(self, status: str) -> None:
-        """Notes how the run ended."""
+    def end(self, status: str, planned: Sequence[CaseResult] = ()) -> None:
+        """Notes how the run ended, and which of the planned cases never began; they are put in the order planned."""
         cut = f"the run was {status}"
-        cases = [replace(c.with_metrics(), unfinished=cut) if c.unfinished == UNDER_WAY else c for c in self.run.cases]
+        of_run = [replace(c.with_metrics(), unfinished=cut) if c.unfinished == UNDER_WAY else c for c in self.run.cases]
+        found = {case.address: replace(case, unfinished=NEVER_BEGAN) for case in planned}
+        cases = (found | {case.address: case for case in of_run}).values()
         self._write(replace(self.run, status=status, cases=tuple(cases)))
 
     def _write(self, run: Run) -> None:
@@ -196,7 +207,16 @@ def _whole(case: CaseResult) -> CaseResult:
     """Adds the figures of a case under way; a finished one must have them."""
     if case.done and not all(v.refused or (v.times and v.metrics) for v in case.variants):
         raise ValueError(f"{case.suite}/{case.workload} lacks figures")
-    return case if case.done or not case.turns or case.measured else case.with_metrics()
+    if not case.done and case.turns and not case.measured:
+        return case.with_metrics()
+    # Runs recorded before gave a verdict on fewer turns.
+    return replace(case, variants=tuple(_with_verdict(variant, case) for variant in case.variants))
+
+
+def _with_verdict(variant: VariantResult, case: CaseResult) -> VariantResult:
+    stated = variant.metrics
+    follows = stated and replace(stated, verdict=verdict(variant, case, stated.comparison))
+    return replace(variant, metrics=follows)
 
 
 def _check(document: dict[str, Any], run: Run) -> None:
@@ -227,8 +247,8 @@ def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResu
         _expect(f"{name} of {place}", one and one.ratio, other and other.ratio)
     for name in ("mfu_percent", "joules_per_thousand_examples"):
         _expect(f"{name} of {place}", getattr(stated, name), getattr(following, name))
-    if stated.verdict != verdict(variant, stated.comparison, is_baseline=variant.name == case.baseline):
-        raise ValueError(f"{place} states that it is {stated.verdict!r}")
+    if found["verdict"] not in (stated.verdict, stated.comparison and stated.comparison.verdict):
+        raise ValueError(f"{place} states that it is {found['verdict']!r}")
     peak = variant.peak_memory_mib
     if peak is not None and not 0 <= peak < math.inf:
         raise ValueError(f"{place} states a peak of {peak!r} MiB")

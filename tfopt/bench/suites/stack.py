@@ -197,12 +197,20 @@ def _variant(
     return Variant(
         name=name,
         note=_note(name),
+        techniques=_contents(training.workload, name),
         timer=partial(training.timer, name, setup, ceiling),
         values=None if ceiling else partial(training.loss_of, name, setup),
         recommended=recommended,
         ceiling=ceiling,
         dtype=setup.dtype,
     )
+
+
+def _contents(workload: Workload, name: str) -> tuple[str, ...]:
+    """The techniques that a variant contains."""
+    if name.startswith("+ "):
+        return workload.techniques[: workload.techniques.index(name.removeprefix("+ ")) + 1]
+    return (name.removesuffix(" alone"),) if name.endswith(" alone") and name != "step alone" else ()
 
 
 def _note(name: str) -> str:
@@ -218,12 +226,12 @@ class _Training:
     """Trains a workload in several setups, from the same weights."""
 
     def __init__(self, workload: Workload):
-        self._workload = workload
+        self.workload = workload
         self.losses: dict[str, float] = {}  # by variant, the mean of the first steps on the one batch, if compared
 
     def timer(self, name: str, setup: TrainingSetup, alone: bool, stack: ExitStack) -> Timer:
         """Returns what times `fit`, or the step alone."""
-        workload = self._workload
+        workload = self.workload
         keras.utils.set_random_seed(0)
         with precision.policy(setup.policy):
             net = workload.net(setup.jit_compile)
@@ -257,7 +265,7 @@ class _Training:
 
     def _loss(self, net: keras.Model, train_function: Any) -> float:
         with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
-            batches = tf.data.Dataset.from_tensors(self._workload.batch()).repeat(_LOSS_STEPS)
+            batches = tf.data.Dataset.from_tensors(self.workload.batch()).repeat(_LOSS_STEPS)
         with preserved(net):
             net.train_function = train_function  # or it would be compiled once more
             return float(net.fit(batches, verbose=0, shuffle=False).history["loss"][0])
