@@ -74,9 +74,7 @@ def test_json_is_one_document(played, capsys):
 
 def test_suites_output_and_budget(played, tmp_path):
     assert cli.main(["run", "xla", "pipeline", "--output", str(tmp_path), "--budget", "60", "--resume"]) == cli.DONE
-    assert played.calls == [
-        (["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "resume": True})
-    ]
+    assert played.calls == [(["xla", "pipeline"], str(tmp_path), {"budget_seconds": 60.0, "resume": True})]
 
 
 def with_first(run, change):

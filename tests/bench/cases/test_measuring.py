@@ -36,9 +36,10 @@ def test_a_case_measures_compares_and_checks():
         variant("slower", 20.0, [1.0], closed),
         variant("wrong", 1.0, [2.0], closed),
         judge=same_values("values", "same"),
+        repeats=5,
     )
     outcome = measure(subject, lambda result, name: seen.append((result.turns, name)))
-    assert len(seen) == 4 * 4
+    assert len(seen) == 4 * 6
     assert sorted(closed) == ["fast", "slow", "slower", "wrong"]
     assert outcome.baseline == "slow"
     assert outcome.done
@@ -49,7 +50,7 @@ def test_a_case_measures_compares_and_checks():
         "slower": (0.5, "slower"),
         "wrong": (10.0, "changes the result"),
     }
-    assert outcome.variants[1].times.repeats_ms == ((5.0, 5.0),) * 3
+    assert outcome.variants[1].times.repeats_ms == ((5.0, 5.0),) * 5
     assert outcome.variants[3].check.text == "1 of 1 differ"
 
 
@@ -181,7 +182,7 @@ def test_a_variant_that_the_machine_cannot_run_is_a_row_with_its_reason(error, a
     assert outcome.done
     assert [first.turns, second.turns, third.turns] == [3, after, 3]
     assert first.refused is third.refused is None
-    assert third.metrics.verdict == "faster"
+    assert third.metrics.comparison.ratio == 2.0
     assert (second.metrics is None) == (after == 0)
     assert closed == [1]
     assert seen[-3] == 1  # what it holds was given back before the others' last turns

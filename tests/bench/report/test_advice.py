@@ -61,7 +61,7 @@ def test_the_lines_and_what_they_gain(stack):
         "import tfopt",
         "from tfopt.pipelines import build_pipeline",
         "",
-        "# model is compiled; data: a folder of images or TFRecords, or a tuple of arrays",
+        "# data: a folder of images or TFRecords, or a tuple of arrays",
         'dataset = build_pipeline(data, batch_size=32, cache="memory")  # 2.00×',
         "tfopt.fit.overlap(model)  # 1.50×",
         "model.fit(dataset)",
@@ -127,7 +127,7 @@ def test_on_a_gpu(stack):
     run = stack(ON_A_GPU, **{PIPELINE: 6.0, CACHE: None, OVERLAP: 5.0, "+ flash attention": 4.0})
     (found,) = advise(run)
     assert found.code.splitlines()[3:] == [
-        "# model is compiled; data: a folder of images or TFRecords, or a tuple of arrays",
+        "# data: a folder of images or TFRecords, or a tuple of arrays",
         'tfopt.precision.apply(model, "mixed_bfloat16")',
         "dataset = build_pipeline(data, batch_size=32)  # 1.50×",
         "tfopt.xla.set_jit(model, True)  # 2.33×",
@@ -148,7 +148,7 @@ def test_a_run_cut_short_names_all_that_its_variant_contains_and_credits_no_part
         "import tfopt",
         "from tfopt.pipelines import build_pipeline",
         "",
-        "# model is compiled; data: a folder of images or TFRecords, or a tuple of arrays",
+        "# data: a folder of images or TFRecords, or a tuple of arrays",
         'tfopt.precision.apply(model, "mixed_bfloat16")',
         'dataset = build_pipeline(data, batch_size=32, cache="device")',
         "tfopt.xla.set_jit(model, True)",

@@ -2,10 +2,11 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
-from tfopt.bench.results import CaseResult, Check, DeviceRates, GpuConditions, VariantResult
+from tfopt.bench.results import TOO_FEW, CaseResult, Check, DeviceRates, GpuConditions, VariantResult
 from tfopt.bench.results.run_file import RunFile, dumps, read
 from tfopt.errors import ResultsError
 from tfopt.measure import StepTimes, compare
@@ -16,8 +17,10 @@ RATES = DeviceRates(
 )
 
 
-def times(*samples_ms, examples=100):
-    return StepTimes(repeats_ms=(samples_ms,), steps_per_sample=1, first_step_seconds=1.0, examples_per_step=examples)
+def times(*samples_ms, examples=100, turns=5):
+    return StepTimes(
+        repeats_ms=(samples_ms,) * turns, steps_per_sample=1, first_step_seconds=1.0, examples_per_step=examples
+    )
 
 
 TIMES = {"stock": times(4.0, 4.2), "fast": times(2.0, 2.2), "alone": times(1.0, 1.0)}
@@ -52,6 +55,12 @@ def test_a_variant_is_held_against_the_baseline_and_the_ceiling():
     per_second = 100 * 1000 / 2.1
     assert found.mfu_percent == pytest.approx(100 * 3e6 * per_second / 2e12)
     assert found.joules_per_thousand_examples == pytest.approx(1000 * 500 / per_second)
+
+
+def test_few_turns_give_no_verdict():
+    few = replace(variant("fast"), times=times(2.0, 2.2, turns=4))
+    assert metrics(few).verdict == TOO_FEW
+    assert metrics(replace(few, check=Check(what="", values=(), passed=False, text=""))).verdict == "changes the result"
 
 
 def test_the_baseline_and_the_ceiling_are_held_against_nothing():

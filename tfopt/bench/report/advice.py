@@ -28,7 +28,7 @@ _NEEDS = {
     "XLA": {"mixed_bfloat16", "mixed_float16"},
     "flash attention": {"mixed_bfloat16", "mixed_float16", "XLA"},
 }
-_DATA = "# model is compiled; data: a folder of images or TFRecords, or a tuple of arrays"
+_DATA = "# data: a folder of images or TFRecords, or a tuple of arrays"
 _PAGES = {
     "TF32": "precision",
     "mixed": "precision",

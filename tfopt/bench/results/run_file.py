@@ -12,6 +12,7 @@ from typing import Any, Self, get_origin, get_type_hints
 
 from tfopt.bench.results import (
     NEVER_BEGAN,
+    TOO_FEW,
     UNDER_WAY,
     CaseResult,
     CommunicationResult,
@@ -209,14 +210,13 @@ def _whole(case: CaseResult) -> CaseResult:
         raise ValueError(f"{case.suite}/{case.workload} lacks figures")
     if not case.done and case.turns and not case.measured:
         return case.with_metrics()
-    # Runs recorded before gave a verdict on fewer turns.
-    return replace(case, variants=tuple(_with_verdict(variant, case) for variant in case.variants))
+    return replace(case, variants=tuple(_undecided(variant, case) for variant in case.variants))
 
 
-def _with_verdict(variant: VariantResult, case: CaseResult) -> VariantResult:
-    stated = variant.metrics
-    follows = stated and replace(stated, verdict=verdict(variant, case, stated.comparison))
-    return replace(variant, metrics=follows)
+def _undecided(variant: VariantResult, case: CaseResult) -> VariantResult:
+    """A variant without the verdict that runs recorded before gave on too few turns."""
+    few = variant.metrics and verdict(variant, case, variant.metrics.comparison) == TOO_FEW
+    return replace(variant, metrics=replace(variant.metrics, verdict=TOO_FEW)) if few and variant.metrics else variant
 
 
 def _check(document: dict[str, Any], run: Run) -> None:
@@ -247,7 +247,10 @@ def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResu
         _expect(f"{name} of {place}", one and one.ratio, other and other.ratio)
     for name in ("mfu_percent", "joules_per_thousand_examples"):
         _expect(f"{name} of {place}", getattr(stated, name), getattr(following, name))
-    if found["verdict"] not in (stated.verdict, stated.comparison and stated.comparison.verdict):
+    follows_from = {verdict(variant, case, stated.comparison)}
+    if TOO_FEW in follows_from and stated.comparison:  # as runs recorded before state it
+        follows_from.add(stated.comparison.verdict)
+    if found["verdict"] not in follows_from:
         raise ValueError(f"{place} states that it is {found['verdict']!r}")
     peak = variant.peak_memory_mib
     if peak is not None and not 0 <= peak < math.inf:
