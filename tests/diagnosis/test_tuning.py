@@ -7,7 +7,9 @@ from planted_trainings import eager_left_on, many_small_operations
 
 import tfopt
 from tfopt.diagnosis import tuning
+from tfopt.diagnosis.findings import CauseCost
 from tfopt.diagnosis.tuning import tune_fit
+from tfopt.text import figure
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +73,25 @@ def test_undo_takes_everything_back(tuned):
     assert not result.model.jit_compile
     assert tfopt.fit.launching.overlap_of(result.model) is None
     result.undo()
+
+
+def test_everything_tried_is_listed_with_its_figure(tuned):
+    result = tuned[0]
+    tried = {one.name for one in result.diagnosis.causes} & {"XLA is off", "steps that wait for each other"}
+    assert "XLA is off" in tried
+    assert tried <= {one.name for one in result.measured}
+    listed = str(result).partition("Tried one by one:\n")[2]
+    assert all(f"- {one.name}: {figure(one.cost_ms)} ms less of " in listed for one in result.measured)
+    assert [one["name"] for one in result.to_dict()["measured"]] == [one.name for one in result.measured]
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "says"), [((1.0, 3.0), False), ((0.1, 3.0), True), ((-1.0, 3.0), True), ((-3.0, 0.1), False)]
+)
+def test_what_a_repeat_may_overturn_says_so(interval_ms, says):
+    """Of a step of 10 ms; less than 0.3 ms is not worth a change."""
+    cost = CauseCost(name="a", cost_ms=0.5, interval_ms=interval_ms, share=0.05, evidence="", remedy="")
+    assert ("a repeat may decide otherwise" in tuning._figures(cost, 10.0)) == says
 
 
 def test_what_is_not_faster_together_is_not_applied(judged):

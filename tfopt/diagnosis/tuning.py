@@ -8,13 +8,14 @@ import keras
 import tensorflow as tf
 
 from tfopt import xla
+from tfopt.causes.catalogue import WORTH_SHARE
 from tfopt.diagnosis.arms import FitArm
 from tfopt.diagnosis.candidates import APPLY, NOW, Candidate, prefetched
 from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
-from tfopt.diagnosis.findings import Diagnosis
+from tfopt.diagnosis.findings import CauseCost, Diagnosis
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
-from tfopt.text import Shown, listed
+from tfopt.text import Shown, figure, listed
 
 ALLOWED = ("precision", "xla", "input", "overlap", "kernels")
 """What `tune` may change."""
@@ -45,6 +46,8 @@ class Tuning(Shown):
     """What was not, each with the reason."""
     tried: tuple[str, ...]
     """What was tried together, by the cause that it removes; it was applied if that was faster."""
+    measured: tuple[CauseCost, ...]
+    """Every change that was tried by itself, applied or not, by the cause that it removes, with what that costs."""
     comparison: Comparison | None
     """The training as it was against all that was tried together; None if nothing was."""
     code: str
@@ -68,6 +71,7 @@ class Tuning(Shown):
         return {
             "applied": list(self.applied),
             "tried": list(self.tried),
+            "measured": [one.to_dict() for one in self.measured],
             "refused": [{"cause": one.cause, "reason": one.reason} for one in self.refused],
             "speedup": self.speedup,
             "comparison": self.comparison and self.comparison.to_dict(),
@@ -85,7 +89,11 @@ class Tuning(Shown):
             code = (f"    {line}" for line in self.code.splitlines())
             lines = [f"A step is now {found}.", "", *code]
         else:
-            lines = [f"Nothing was changed. Without {tried}, a step is {found}."]
+            again = "; a repeat may decide otherwise" if found.verdict != "slower" else ""
+            lines = [f"Nothing was changed. Without {tried}, a step is {found}{again}."]
+        if self.measured:
+            now_ms = self.diagnosis.now.median_ms
+            lines += ["", "Tried one by one:", *(f"- {one.name}: {_figures(one, now_ms)}." for one in self.measured)]
         if self.refused:
             lines += ["", "Not changed:", *(f"- {one}" for one in self.refused)]
         return "\n".join(lines)
@@ -115,7 +123,7 @@ def tune(
             compares, to within 1 %, or 10 % in 16 bits.
 
     Returns:
-        What was applied and what was not, the data to give to `fit`, and the lines that do the same.
+        What was applied and what was not, each change that was tried with its figure, the data to give to `fit`, and the lines that do the same.
 
     Raises:
         ValueError: If `allow` names anything else, and as `tfopt.diagnose`.
@@ -148,6 +156,7 @@ def tune_fit(
             raise unknown_name("change", name, ALLOWED)
     with experiments(model, arguments, steps) as its:
         diagnosis = its.run()
+        changeable = {one.name for one in its.tested if one.kind}
         chosen, refused = _chosen(its, diagnosis, allow, tolerance)
         dataset = prefetched(arguments["x"]) if any(one.kind == "input" for one in chosen) else None
         comparison = _together(its, chosen, dataset) if chosen else None
@@ -158,6 +167,7 @@ def tune_fit(
         data=dataset if faster and dataset is not None else arguments["x"],
         applied=tried if faster else (),
         tried=tried,
+        measured=tuple(one for one in diagnosis.causes if one.name in changeable),
         refused=tuple(refused),
         comparison=comparison,
         code=_code(chosen) if faster else "",
@@ -194,10 +204,21 @@ def _chosen(
 def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -> str:
     """Why a change that may be made is not; empty if nothing speaks against it."""
     if one.kind == "xla" and tolerance is not None and not its.training.model.jit_compile:
-        drift = xla.decide(its.training.model, its.training.resident, steps=5, tolerance=tolerance).drift
-        if drift is None or not drift <= tolerance:
-            return f"its drift is {drift if drift is None else format(drift, '.2g')}, the tolerance {tolerance:g}"
+        found = xla.decide(its.training.model, its.training.resident, steps=5, tolerance=tolerance)
+        if found.drift is None:
+            return f"its drift is unknown: {found.reason}"
+        if not found.drift <= tolerance:
+            return f"its drift is {found.drift:.2g}, the tolerance {tolerance:g}"
     return ""
+
+
+def _figures(cause: CauseCost, now_ms: float) -> str:
+    """What a change saves by itself, and whether a repeat may decide otherwise on it."""
+    low, high = map(figure, cause.interval_ms)
+    saved = f"{figure(cause.cost_ms)} ms less of {figure(now_ms)} ms a step (95 %: {low} to {high})"
+    least_ms = WORTH_SHARE * now_ms
+    sure = cause.interval_ms[0] >= least_ms or cause.interval_ms[1] <= least_ms
+    return saved if sure else f"{saved}, so a repeat may decide otherwise"
 
 
 def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Dataset | None) -> Comparison | None:
