@@ -46,7 +46,7 @@ class Tuning(Shown):
     """What was not, each with the reason."""
     tried: tuple[str, ...]
     """What was tried together, by the cause that it removes; it was applied if that was faster."""
-    measured: tuple[CauseCost, ...]
+    measured: tuple[CauseCost, ...] = ()
     """Every change that was tried by itself, applied or not, by the cause that it removes, with what that costs."""
     comparison: Comparison | None
     """The training as it was against all that was tried together; None if nothing was."""
@@ -123,7 +123,8 @@ def tune(
             compares, to within 1 %, or 10 % in 16 bits.
 
     Returns:
-        What was applied and what was not, each change that was tried with its figure, the data to give to `fit`, and the lines that do the same.
+        What was applied and what was not, each change that was tried with its figure, the data to give to `fit`, and
+        the lines that do the same.
 
     Raises:
         ValueError: If `allow` names anything else, and as `tfopt.diagnose`.
