@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.diagnosis import diagnose_fit
-from tfopt.diagnosis.pauses import epoch_starts, retracing
+from tfopt.diagnosis.pauses import EpochEnds, epoch_ends, epoch_starts, retracing
 from tfopt.diagnosis.training import Training
 
 STEPS = 12
@@ -72,6 +72,33 @@ def test_data_that_are_slow_to_open_cost_that_in_each_epoch(steps_per_execution)
     model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
     training = Training.of(model, {"x": data})
     with training.untouched():
-        found = epoch_starts(training, 6, 0.0)
-    assert len(found) == 6
-    assert min(found) >= 0.3
+        opened, once = epoch_starts(training, 6)
+    assert len(opened) == len(once) == 6
+    assert min(opened) >= 0.3
+
+
+@pytest.mark.slow
+def test_what_comes_between_epochs_is_compared_with_the_steps_beside_it():
+    class Saves(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.02)
+
+        def on_epoch_end(self, epoch, logs=None):
+            time.sleep(0.1)
+
+        def on_test_batch_end(self, batch, logs=None):
+            time.sleep(0.04)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((48, 2), "float32"), np.ones((48, 1), "float32")
+    callback = Saves()
+    training = Training.of(model, {"x": x, "y": y, "batch_size": 4, "validation_data": (x, y), "callbacks": callback})
+    with training.untouched():
+        found = epoch_ends(training, {callback: "callback Saves"}, 6)
+    assert len(found.steps) == len(found.validation_batches) == 5
+    assert list(found.hooks) == ["callback Saves"]
+    assert min(found.steps) >= 0.02
+    assert min(found.validation_batches) >= 0.04
+    assert min(found.hooks["callback Saves"]["on_epoch_end"]) >= 0.1
+    assert EpochEnds([0.02, 0.04, 0.02], {}, []).in_steps([0.1, 0.2, 0.12]) == pytest.approx((5, 5, 6))

@@ -10,7 +10,7 @@ from tfopt.callbacks import TrainingCheckpoint
 from tfopt.causes.catalogue import INPUT, NO_PREFETCH
 from tfopt.diagnosis.arms import FitArm
 from tfopt.diagnosis.candidates import callback_names, candidates
-from tfopt.diagnosis.pauses import hook_seconds
+from tfopt.diagnosis.pauses import epoch_ends
 from tfopt.diagnosis.training import Training
 from tfopt.pipelines import plan_pipeline
 
@@ -134,7 +134,7 @@ def test_no_experiment_goes_on_where_another_ended(tmp_path, kind):
     model = made()
     training = Training.of(model, {"x": X, "y": Y, "epochs": 2, "verbose": 0, "callbacks": [kind(tmp_path)]})
     with training.untouched():
-        hook_seconds(training, callback_names(training.callbacks))
+        epoch_ends(training, callback_names(training.callbacks), 1)
         times = FitArm(training)(3)
     assert len(times.repeats_ms[0]) == 3
     assert list(tmp_path.iterdir()) == []

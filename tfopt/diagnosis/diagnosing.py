@@ -24,13 +24,12 @@ from tfopt.causes.catalogue import (
     SIXTEEN_BITS,
     SMALL_BATCH,
 )
-from tfopt.diagnosis import pauses, remedies
+from tfopt.diagnosis import remedies
 from tfopt.diagnosis.arms import FitArm, StepArm
 from tfopt.diagnosis.candidates import NOW, STEP, Candidate, callback_names, candidates, copied_ahead, prefetched
 from tfopt.diagnosis.findings import CauseCost, Diagnosis, NotTested
-from tfopt.diagnosis.pause_costs import Cost, pause_costs
+from tfopt.diagnosis.pauses import Cost, pause_costs, retracing
 from tfopt.diagnosis.readings import describe, readings, tensor_cores
-from tfopt.diagnosis.stages import stages
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
@@ -38,6 +37,7 @@ from tfopt.measure.times import difference_ms
 from tfopt.model.batches import is_endless
 from tfopt.pipelines import profile_pipeline
 from tfopt.pipelines.plan import PipelinePlan
+from tfopt.pipelines.profiling.written_stages import stages
 from tfopt.precision import recommend
 from tfopt.text import figure
 
@@ -126,7 +126,7 @@ class Experiments:
         self._progress.say("tracing")
         eager = self.training.model.run_eagerly or tf.config.functions_run_eagerly()
         with readings(self.training) as noticed:
-            retraced = None if eager else pauses.retracing(self.training, self._steps)
+            retraced = None if eager else retracing(self.training, self._steps)
             _sort(candidates(self.training), self.tested, self._not_tested)
             arms: dict[str, Callable[[int], StepTimes]] = {NOW: FitArm(self.training), STEP: StepArm(self.training)}
             arms |= {one.name: one.arm for one in self.tested}

@@ -20,9 +20,9 @@ import keras
 import tensorflow as tf
 
 from tfopt.diagnosis.arms import FitArm
-from tfopt.diagnosis.stages import Stage, batching, cached_where, plan_behind, stages
 from tfopt.diagnosis.training import Training
 from tfopt.pipelines import build_pipeline
+from tfopt.pipelines.profiling.written_stages import Stage, batching, cached_where, plan_behind, stages
 from tfopt.text import WIDTH
 
 NO_LINE = "# No line to paste:"
@@ -116,7 +116,7 @@ def _as_pipeline(training: Training, **more: Any) -> str:
     return (
         f"{head}cut = int(len(x) * (1 - {training.validation_split:g}))  # as validation_split does\n"
         f"dataset = build_pipeline({joined('[:cut]')}{options})\n"
-        f"model.fit(dataset, validation_data={joined('[cut:]')}, ...)  # without {', '.join(gone)}"
+        f"model.fit(dataset, ..., validation_data={joined('[cut:]')})  # without {', '.join(gone)}"
     )
 
 

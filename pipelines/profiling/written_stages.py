@@ -15,6 +15,7 @@ from tfopt.text import readable_bytes
 
 _MEMORY_SHARE = 2  # a cache may take half of the free memory
 _LOADERS = "keras.src.utils."  # modules of image_dataset_from_directory and the like
+_METHODS = {"paddedbatch": "padded_batch", "flatmap": "flat_map", "options": "with_options"}
 _OPENING = ("flatmap", "interleave")
 
 
@@ -192,13 +193,15 @@ def _loader(dataset: Any) -> str:
 
 
 def _stage(dataset: Any) -> Stage:
-    kind = kind_of(type(dataset).__name__).replace("paddedbatch", "padded_batch")
-    name = described_stage(kind, dataset)
+    kind = kind_of(type(dataset).__name__)
+    name, kind = described_stage(kind, dataset), _METHODS.get(kind, kind)
     numbers = [getattr(dataset, key, None) for key in ("_buffer_size", "_batch_size", "_count")]
     given = next((str(int(number)) for number in numbers if number is not None), "").replace("-1", "")
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)
     if function is not None and name != "generator":
-        given = function_name(function).rpartition("<locals>.")[2].replace("<lambda>", "lambda ...")
+        given = function_name(function).rpartition(".")[2].replace("<lambda>", "lambda ...")
+    if not hasattr(tf.data.Dataset, kind):
+        kind, given = "apply", "..."
     call = "Dataset.from_generator(...)" if name == "generator" else f".{kind}({given})"
     computes = any(map(_calls_functions, (dataset,) if len(dataset._inputs()) == 1 else lineage(dataset)))
     return Stage(kind, call, name, dataset, computes)
