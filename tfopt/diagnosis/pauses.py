@@ -28,9 +28,6 @@ _EPOCH_HOOKS = ("on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end"
 _PAUSE_MS = 1.0
 _SHORT_EPOCH_MS = 1500.0  # in longer ones what it takes to begin is next to nothing
 _EPOCH_MS = 150.0  # of steps, in the epochs that are timed
-_PAUSE_MS = 1.0
-_SHORT_EPOCH_MS = 1500.0  # in longer ones what it takes to begin is next to nothing
-_EPOCH_MS = 150.0  # of steps, in the epochs that are timed
 
 
 class Cost(NamedTuple):
