@@ -113,7 +113,7 @@ def counted(strategy):
 
 
 def interrupted(case, strategy):
-    """An error ends a fit within a round; the next one is synchronous. How far apart replicas are: then, saved, after."""
+    """An error ends a fit within a round; the next one is synchronous. Spread of the replicas: then, saved, after."""
     import keras
 
     from tfopt.callbacks import LocalSteps
