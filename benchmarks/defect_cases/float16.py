@@ -126,6 +126,51 @@ def wrong_ids(with_tfopt, folder):
     return float(np.mean(np.any(found != table, axis=1)))
 
 
+class Counting(keras.layers.Layer):
+    """Counts its calls in training, in a state of float32."""
+
+    def build(self, shape):
+        self.n = self.add_weight(shape=(), initializer="zeros", trainable=False, name="n")
+
+    def call(self, x, training=False):
+        if training:
+            self.n.assign_add(1.0)
+        return x
+
+
+def refused_by_check(model, *batch):
+    """Raises if check does not let the model train in bfloat16."""
+    report = tfopt.precision.check(model, batch, policy="mixed_bfloat16")
+    if not report.passed:
+        raise RefusedError(str(report))
+
+
+def counted(with_tfopt, folder):
+    """What a layer has counted after 300 steps."""
+    layer = Counting(dtype="mixed_bfloat16", name="counting")
+    model = keras.Sequential([keras.Input((1,)), layer, keras.layers.Dense(1, dtype="float32")])
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((300, 1), "float32")
+    if with_tfopt:
+        refused_by_check(model, x[:8], x[:8])
+    model.fit(x, x, batch_size=1, verbose=0)
+    return float(layer.n)
+
+
+def bias_gradient(with_tfopt, folder):
+    """How far a step of 1 moves a bias that 4,096 positions share, whose gradients are 1 each."""
+    layer = keras.layers.Dense(2, dtype="mixed_bfloat16", name="shared")
+    model = keras.Sequential([keras.Input((4096, 1)), layer])
+    model.compile(keras.optimizers.SGD(1.0), lambda y, found: -8192.0 * tf.cast(found, tf.float32), jit_compile=False)
+    x = np.ones((1, 4096, 1), "float32")
+    if with_tfopt:
+        report = tfopt.precision.check(model, (x, x), policy={})
+        if any("shared/bias" in problem for problem in report.problems):
+            raise RefusedError(str(report))
+    model.fit(x, x, verbose=0)
+    return float(layer.bias[0])
+
+
 CASES = (
     Case("D7", "a step of 1 moves the weight of a float16 layer by", 1, layer_policy, 1e-3),
     Case("D8", "optimizer steps after loading a model trained for 8", 8, loaded_steps),
@@ -133,5 +178,7 @@ CASES = (
     Case("D9", "a step of 1 without `scale_loss` moves the weight by", 1, forgotten, 1e-3),
     Case("D10", "loss of an example 30 logits wrong", float(np.log1p(np.exp(30))), saturated, 0.01),
     Case("D18", "policy after `clear_session`, set to mixed_bfloat16", "mixed_bfloat16", cleared),
+    Case("D27", "a state counted up 300 times in bfloat16", 300, counted),
+    Case("D28", "gradient of a bias that 4,096 positions share, 1 each, in bfloat16", 4096, bias_gradient, 40),
     Case("D21", "share of 5,000 ids looked up wrong in bfloat16", 0, wrong_ids),
 )

@@ -19,6 +19,12 @@ def test_figures_by_hand():
     assert (found.overflow, found.underflow, found.lost, found.largest, found.norm) == (0, 0, 0, 4, 5)
 
 
+def test_a_tensor_shrinks_or_grows():
+    assert deviation(([3.0, 4.0], [0.0, 2.5])).shrunk == pytest.approx(0.5)
+    assert deviation(([3.0], [0.0]), ([4.0], [2.5])).shrunk == pytest.approx(0.5)
+    assert deviation(([3.0, 4.0], [-6.0, 8.0])).shrunk == 0
+
+
 def test_overflow_and_underflow_are_counted_where_float32_has_numbers():
     reference = [1e5, 3.0, 4e-9, 0.0, np.inf]
     found = deviation((reference, tf.cast(reference, tf.float16)))
@@ -58,7 +64,7 @@ def test_nothing_to_divide_by():
     assert deviation(([0.0], [1.0])).error == math.inf
     assert deviation(([0.0], [1.0])).to_dict()["error"] is None
     assert deviation((np.zeros([0]), np.zeros([0]))).largest == 0
-    assert worst_deviation([np.zeros([0, 10], "float32")]).overflow == 0
+    assert worst_deviation([np.zeros([0, 11], "float32")]).overflow == 0
 
 
 def test_not_finite_is_float32s_own():

@@ -17,6 +17,7 @@ from tfopt.precision.gate.layer_table import (
     LayerTable,
     StatePrecision,
     TensorPrecision,
+    WeightGradient,
 )
 from tfopt.precision.gate.verdict import drift_limit, find_problems
 
@@ -268,7 +269,62 @@ def test_the_page_states_the_limits():
     assert stated("a weight gradient underflows") == [share(verdict.LOST)]
     assert stated("a layer's output differs") == [share(verdict.OWN_ERROR), share(verdict.CLEAN), "twice"]
     assert stated("a weight gradient differs") == ["twice", share(verdict.MATTERS)]
+    assert stated("the gradient of a bias or a scale") == [share(verdict.MATTERS)]
+    assert verdict.SHRUNK == 0.25
+    assert stated("a gradient depends") == [share(verdict.LINEAR)]
+    assert stated("a layer adds to a variable") == [share(verdict.STATE_ERROR)]
     assert stated("what a layer adds") == [share(verdict.STATE_ERROR)]
     assert stated("a layer rounds a feature") == [share(verdict.HIDDEN)]
     halves = [drift_limit([keras.DTypePolicy(f"mixed_{dtype}")]) for dtype in ("float16", "bfloat16")]
     assert stated("the loss drifts") == [share(limit) for limit in (*halves, verdict.FLOAT8_DRIFT)]
+
+
+def gradient(summed=None, arriving=FINE, **parts):
+    summed = replace(FINE, **summed) if summed else None
+    found = replace(FINE, **({"difference": 1.0} | parts))
+    return WeightGradient(path="a", name="a/bias", gradient=found, arriving=arriving, summed=summed)
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        (gradient({"shrunk": 0.26}), True),
+        (gradient({"shrunk": 0.24}), False),
+        (gradient({"shrunk": 0.26}, replace(FINE, error=0.3)), True),  # whatever arrives, it is summed wrongly
+        (gradient({"shrunk": 0.26}, difference=0.009), False),  # of a whole of 1
+        (gradient({"shrunk": 0.26}, norm=1e-7), False),  # zero but for rounding
+        (gradient({"shrunk": 0.0}, shrunk=0.26), False),  # of noise that arrives
+        (gradient(shrunk=0.26), True),
+        (gradient(None, replace(FINE, error=0.06), shrunk=0.26), False),
+    ],
+)
+def test_a_gradient_that_vanishes(found, wrong):
+    problems = judged(layer("a"), gradients=(found,))
+    assert [problem.sentence[:42] for problem in problems] == ["The gradient of 'a/bias' loses 26 % of its"] * wrong
+    assert judged(layer("a"), gradients=(found,), normalises=True) == []
+
+
+def test_gradients_that_depend_on_the_loss_scale():
+    off = {"error": 0.011, "difference": 0.011}
+    behind, clip = layer("behind", output_gradient=off, weight_gradient=off), layer("clip", input_gradient=off)
+    [problem] = judged(layer("a"), scaled=(behind, clip, layer("last")), loss_scale=1024.0)
+    said = "'clip' clips, normalises or rounds gradients that are multiplied by the loss scale of 1024: in float32, too"
+    assert problem.sentence.startswith(said)
+    assert (problem.blamed, problem.mends) == (("clip",), False)
+    [problem] = judged(layer("a"), scaled=(layer("a", weight_gradient=off),))
+    assert problem.sentence.startswith("train_step clips or normalises gradients")
+    assert judged(layer("a"), scaled=(layer("a", weight_gradient={"error": 0.009, "difference": 1.0}),)) == []
+    assert judged(layer("a"), scaled=(layer("a", weight_gradient={"error": 1.0, "difference": 0.009}),)) == []
+
+
+def test_a_state_that_stops_later():
+    change = replace(FINE, error=1.0, difference=1.0)
+    state = StatePrecision(path="a", name="n", change=change, value=FINE, inherited=0.0, ahead=576)
+    [problem] = judged(layer("a"), states=(state,))
+    assert problem.sentence.startswith("'a' adds to its variable 'n' in float16: once it is 576 times what a step adds")
+
+
+def test_a_weight_of_16_bits_is_named():
+    [problem] = judged(layer("a"), half_weights=("a/w",))
+    assert problem.sentence.startswith("'a/w' trains in 16 bits")
+    assert (problem.blamed, problem.mends) == (("a",), False)

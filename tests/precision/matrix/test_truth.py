@@ -7,10 +7,13 @@ import pytest
 from ml_dtypes import bfloat16
 from precision_matrix.both_ways import NOT_TRAINED, share_of_fall
 from precision_matrix.case import RECORDS
-from precision_matrix.cases import ALL, TRAINED
+from precision_matrix.cases import ALL, GRADIENTS, TRAINED
 from precision_matrix.formulas import FINE, FORMULAS, WRONG, wrong_share
 from precision_matrix.judged import DISPUTED, QUICK
+from precision_matrix.structures import Counting
 from quick import first_quick
+
+from tfopt.precision import apply
 
 LARGEST = {"float16": 2048, "bfloat16": 256}
 
@@ -70,3 +73,27 @@ def test_a_softmax_of_16_bits_is_saturated_where_float32s_is_not():
     assert 0 < 1 - probabilities[1] < 1e-3
     for type_ in (np.float16, bfloat16):
         assert probabilities.astype(type_)[1] == 1  # so that no gradient is left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in GRADIENTS if "own step" not in case.name], ids=lambda case: case.id)
+def test_a_gradient_that_vanishes_is_not_learned_from(case):
+    """The loss after 20 steps, on a CPU without XLA."""
+    last = []
+    for policy in ("float32", case.policy):
+        model, data = case.build()
+        apply(model, policy)
+        last.append(model.fit(*data, epochs=20, verbose=0).history["loss"][-1])
+    if case.verdict == "pass":
+        assert last[1] == pytest.approx(last[0], rel=0.1)
+    else:
+        assert last[1] > 1.03 * last[0]
+
+
+@pytest.mark.parametrize(("policy", "count"), [("mixed_bfloat16", 256), ("mixed_float16", 2048)])
+def test_stock_keras_stops_a_counter_of_float32(policy, count):
+    layer = Counting(count - 1, "float32", lambda count, x: count + 1, True, dtype=policy)
+    for _ in range(3):
+        layer(np.ones((1, 1)), training=True)
+    assert layer.count.dtype == "float32"
+    assert float(layer.count) == count  # and not count + 2

@@ -2,7 +2,7 @@
 
 import keras
 
-from precision_matrix import image_nets, nets, own_steps, sequence_nets, structures
+from precision_matrix import gradients, image_nets, nets, own_steps, sequence_nets, structures
 from precision_matrix.case import HALVES, Case
 from precision_matrix.formulas import FORMULAS, between_layers, in_a_block, in_a_layer, in_its_call
 from precision_matrix.published_nets import APPLICATIONS, HUB
@@ -155,6 +155,49 @@ def _states():
     return found
 
 
+def _long_runs():
+    """States that are right in each of the first steps, and weights that are of 16 bits."""
+    found = []
+    for policy in HALVES:
+        for name, update in structures.SUMS.items():
+            truth = "256 + 1 is 256 in bfloat16, 2,048 + 1 is 2,048 in float16"
+            found.append(
+                _case(name, structures.counter(0, update=update), policy, "fail", truth, ("counting", "count"))
+            )
+        for name, update in structures.NO_SUMS.items():
+            found.append(_case(name, structures.counter(0, update=update), policy, "pass", "it stays below 100"))
+        alone = structures.counter(0, autocast=False)
+        found.append(_case("counter without autocast", alone, policy, "pass", "it adds in float32"))
+        truth = "1 + 1e-3 is 1 in bfloat16, 1 + 1e-4 in float16: Adam cannot move it"
+        names = ("half/scale",)
+        found.append(_case("one weight of 16 bits", structures.one_half, {}, "fail", truth, names, made_under=policy))
+        found.append(_case("one weight of 16 bits", structures.one_half, policy, "pass", "it is made of float32"))
+    return found
+
+
+SPOILED = {"LayerScale": (F16,), "broadcast bias": (F16,)}
+"""Where a sum over positions is wrong on a CPU without XLA, if not in bfloat16."""
+
+
+def _gradients():
+    found = []
+    for policy in HALVES:
+        for name, (part, shape) in gradients.PARTS.items():
+            wrong = policy in SPOILED.get(name, (BF16,))
+            make = gradients.learned_by(part, shape)
+            truth = "test_truth.py trains it both ways"
+            found.append(_case(name, make, policy, "fail" if wrong else "pass", truth, ("part",) if wrong else ()))
+            make = gradients.learned_by(part, shape, keras.optimizers.Adam)
+            found.append(_case(f"{name}, Adam", make, policy, "pass", "and Adam hides what is lost of a length"))
+        make = gradients.learned_by(gradients.clipped, (4,))
+        wrong = policy == F16
+        truth = "2¹⁵ times a gradient is clipped to 1, and divided by 2¹⁵"
+        found.append(_case("clip", make, policy, "fail" if wrong else "pass", truth, ("clip",) if wrong else ()))
+    truth = "gradients multiplied by 2¹⁵ are clipped to a norm of 1, and divided by 2¹⁵"
+    make = own_steps.own("clipped", own_steps.healthy_body)
+    return [*found, _case("own step, clips what is scaled", make, F16, "fail", truth, ("train_step",))]
+
+
 def _scales():
     lost = "the gradient is 10⁻⁶ of some 10⁻² and less, below half of float16's smallest number of 6e-8"
     own, faint, plain = own_steps.own, own_steps.faint, lambda: keras.optimizers.Adam(3e-3)
@@ -234,5 +277,16 @@ OF_HUB = _hub()
 """Cases that need KerasHub, which no extra installs."""
 PUBLISHED = [*_applications(), *OF_HUB]
 COMPUTED = [case for name, formula in FORMULAS.items() for case in _formula_cases(name, formula)]
-PLANTED = [*_ids(), *_heads(), *_ranges(), *_values(), *_states(), *_scales(), *_refused()]
+GRADIENTS = _gradients()
+PLANTED = [
+    *_ids(),
+    *_heads(),
+    *_ranges(),
+    *_values(),
+    *_states(),
+    *_long_runs(),
+    *GRADIENTS,
+    *_scales(),
+    *_refused(),
+]
 ALL = [*HEALTHY, *PUBLISHED, *COMPUTED, *PLANTED]

@@ -28,6 +28,12 @@ QUICK = (
     "softmax by operation, as it stands, made under bfloat16",
     "faint gradient, not scaled, float16",
     "GAN, float16",
+    "counter, bfloat16",
+    "one weight of 16 bits, as it stands, made under bfloat16",
+    "Dense on a sequence, bfloat16",
+    "Dense on a sequence, Adam, bfloat16",
+    "clip, float16",
+    "own step, clips what is scaled, float16",
 )
 """Cases of the default run."""
 

@@ -43,7 +43,7 @@ class Own(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
             scaled = loss
-            if self.scaled == "scaled":
+            if self.scaled in ("scaled", "clipped"):
                 scaled = self.optimizer.scale_loss(loss)
             elif self.scaled == "dropped":
                 self.optimizer.scale_loss(loss)
@@ -54,6 +54,8 @@ class Own(keras.Model):
         gradients = tape.gradient(scaled, self.trainable_variables)
         if self.scaled == "by a constant":
             gradients = [gradient / 1024.0 for gradient in gradients]
+        if self.scaled == "clipped":
+            gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
 

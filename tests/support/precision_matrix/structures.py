@@ -213,25 +213,61 @@ def moving_average(momentum, *, autocast):
     return lambda: of_rows(lambda x: layers.Dense(16, "relu")(Averaged(momentum, autocast, name="averaged")(x)))
 
 
+def one_more(count, x):
+    return count + 1
+
+
 class Counting(layers.Layer):
     """Counts steps, and warms up by them."""
 
-    def __init__(self, start, dtype_of_count, **options):
+    def __init__(self, start, dtype_of_count, update, autocast, **options):
         super().__init__(**options)
-        self.start, self.of = start, dtype_of_count
+        self.start, self.of, self.update, self.cast = start, dtype_of_count, update, autocast
 
     def build(self, shape):
-        start = keras.initializers.Constant(self.start)
-        self.count = self.add_weight(shape=(), initializer=start, trainable=False, dtype=self.of, name="count")
+        options = {"dtype": self.of, "autocast": self.cast, "trainable": False}
+        self.count = self.add_weight(
+            shape=(), initializer=keras.initializers.Constant(self.start), name="count", **options
+        )
 
     def call(self, x, training=False):
         if training:
-            self.count.assign(self.count + 1)
+            self.count.assign(self.update(self.count, x))
         return x * (1 - ops.exp(-ops.cast(self.count, x.dtype) / 10))
 
 
-def counter(start, dtype="float32"):
-    return lambda: of_rows(lambda x: layers.Dense(16, "relu")(Counting(start, dtype, name="counting")(x)))
+def counter(start, dtype="float32", update=one_more, autocast=True):
+    return lambda: of_rows(
+        lambda x: layers.Dense(16, "relu")(Counting(start, dtype, update, autocast, name="counting")(x))
+    )
+
+
+SUMS = {
+    "counter": one_more,
+    "counter up to 10,000": lambda count, x: ops.minimum(count + 1, 10_000),
+    "sum of magnitudes": lambda count, x: count + ops.mean(ops.abs(x)),
+}
+"""Updates of a state of float32 that 16 bits stop after hundreds or thousands of steps."""
+NO_SUMS = {
+    "counter from 0 to 99": lambda count, x: ops.mod(count + 1, 100),
+    "mean of the batch": lambda count, x: ops.mean(ops.abs(x)),
+    "short moving average": lambda count, x: 0.9 * count + 0.1 * ops.mean(ops.abs(x)),
+}
+"""Those that they do not."""
+
+
+class OneHalf(layers.Layer):
+    """Its scale is of 16 bits if the model is made under a mixed policy."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale", dtype=self.compute_dtype)
+
+    def call(self, x):
+        return x * ops.cast(self.scale, x.dtype)
+
+
+def one_half():
+    return of_rows(lambda x: layers.Dense(16, "relu")(OneHalf(name="half")(layers.Dense(8)(x))))
 
 
 class RootOfSquares(layers.Layer):

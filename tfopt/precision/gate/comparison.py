@@ -23,12 +23,15 @@ from tfopt.precision.gate.layer_table import (
     LayerTable,
     StatePrecision,
     TensorPrecision,
+    WeightGradient,
 )
 from tfopt.precision.gate.moments import worst_deviation
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Measurement, Probe
+from tfopt.precision.gate.states_ahead import states_ahead
+from tfopt.precision.gate.sums import right_with_xla
 from tfopt.precision.gate.training_step import Row, Variant, heads_of
-from tfopt.precision.gate.verdict import Problem, cancelled, find_problems, first_overflow
+from tfopt.precision.gate.verdict import Problem, cancelled, find_problems, first_overflow, vanished_gradients
 from tfopt.precision.layer_policies import (
     Assignment,
     Policy,
@@ -38,6 +41,11 @@ from tfopt.precision.layer_policies import (
 from tfopt.precision.optimizer_swap import wants_scaling
 from tfopt.precision.policies import tf32
 from tfopt.text import listed
+
+_NORMALISING = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("Adam", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Lion", "Lamb")
+)
 
 
 class Comparison(NamedTuple):
@@ -51,7 +59,7 @@ class Comparison(NamedTuple):
     """The policy of every layer by path."""
     to_float32: tuple[str, ...]
     """The layers to take back to float32 first."""
-    mends: bool = True
+    mends: bool
     """Whether taking layers back can help: not where train_step forgets to scale the loss."""
 
 
@@ -72,7 +80,9 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
             except Exception as error:  # whatever the user's layers raise on tensors of this dtype
                 raise _does_not_compute(assigned, error) from error
             with StatePreserver(model, also=probe.variables).preserved():
-                return measure(probe, batches, assigned)
+                measured, scale = probe.measure(batches)
+                ahead = tuple(states_ahead(probe, batches[0]))
+                return _judged(probe, measured, scale, assigned, ahead=ahead)
     except tf.errors.ResourceExhaustedError:
         raise
     except tf.errors.OpError as error:
@@ -83,9 +93,7 @@ def compare(model: keras.Model, batches: Sequence[Any], policy: Policy) -> Compa
         raise _does_not_compute(assigned, error) from error
 
 
-def measure(
-    probe: Probe, batches: Sequence[Any], assigned: Assignment, *, at_first: AtFirst | None = None
-) -> Comparison:
+def measure(probe: Probe, batches: Sequence[Any], assigned: Assignment, *, at_first: AtFirst | None) -> Comparison:
     """Runs a probe on some batches and judges what it measured; the caller restores the model.
 
     `at_first` is what the first comparison of a training found, if this is a later one.
@@ -139,7 +147,13 @@ def _does_not_compute(assigned: Assignment, error: Exception) -> UnsupportedErro
 
 
 def _judged(
-    probe: Probe, measured: Sequence[Measurement], scale: float, assigned: Assignment, *, at_first: AtFirst | None
+    probe: Probe,
+    measured: Sequence[Measurement],
+    scale: float,
+    assigned: Assignment,
+    *,
+    ahead: tuple[StatePrecision, ...] = (),
+    at_first: AtFirst | None = None,
 ) -> Comparison:
     """Tabulates and judges what a probe measured."""
     layers = _rows(probe, [row._replace(call=0) for row in probe.rows], measured)
@@ -155,7 +169,11 @@ def _judged(
         always_16_bits=tuple(dict.fromkeys(probe.always_16_bits)),
         late_casts=tuple(_late_casts(probe, heads)),
         tensors=tuple(_tensors(probe, tensors)),
-        states=tuple(_states(probe, tensors)),
+        states=(*_states(probe, tensors), *ahead),
+        gradients=tuple(_weight_gradients(probe, layers, tensors, measured)),
+        scaled=_rows(probe, probe.scaled_rows, measured, "scaled"),
+        half_weights=tuple(_half_weights(probe)),
+        normalises=_normalises(probe.reference.model),
         grids=tuple(_grids(probe, measured, tensors)),
         constants=probe.constants,
         reference_loss=float(np.mean([one.reference_loss for one in measured])),
@@ -166,6 +184,13 @@ def _judged(
         float8=measured_margins(probe.candidate.paths, probe.quantized, [one.quantized for one in measured]),
     )
     problems = find_problems(table)
+    names = {one.name for one in vanished_gradients(table)} if problems else set()
+    if names and all(right_with_xla(op) for row, op in probe.sums if row.name in names):
+        if probe.reference.model.jit_compile:
+            problems = find_problems(replace(table, gradients=()))
+            notes += ("XLA compiles the model and sums gradients rightly; without it some of them would be lost.",)
+        else:
+            notes += ("XLA sums these gradients rightly on this device: tfopt.xla.set_jit(model, True).",)
     first = first_overflow(table)
     blamed = {path for problem in problems for path in problem.blamed}
     around = recurrent_layers(probe.candidate.paths)
@@ -183,7 +208,8 @@ def _judged(
         float8=table.float8,
     )
     to_float32 = dict.fromkeys(path for problem in problems for path in problem.to_float32)
-    return Comparison(report, assigned, probe.policies, tuple(to_float32), mends=not probe.unscaled)
+    mends = all(one.mends for one in problems)
+    return Comparison(report, assigned, probe.policies, tuple(to_float32), mends)
 
 
 def _sentence(problem: Problem, around: Mapping[str, str]) -> str:
@@ -194,7 +220,9 @@ def _sentence(problem: Problem, around: Mapping[str, str]) -> str:
     return f"{problem.sentence} Put all of {listed([*layers], 4)} into it: a cell needs its layer's dtype."
 
 
-def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) -> tuple[LayerPrecision, ...]:
+def _rows(
+    probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement], which: str = "moments"
+) -> tuple[LayerPrecision, ...]:
     """A row of the table per path and call, with a deviation per role."""
     kinds = {path: type(layer).__name__ for layer, path in probe.candidate.paths.items()}
     places: dict[tuple[str, int], dict[str, list[int]]] = {}
@@ -204,7 +232,9 @@ def _rows(probe: Probe, rows: Sequence[Row], measured: Sequence[Measurement]) ->
             roles.setdefault(row.role, []).append(place)
     found = []
     for (path, _), roles in places.items():
-        parts: Any = {role: worst_deviation([one.moments[at] for one in measured]) for role, at in roles.items()}
+        parts: Any = {
+            role: worst_deviation([getattr(one, which)[at] for one in measured]) for role, at in roles.items()
+        }
         found.append(LayerPrecision(path=path, kind=kinds[path], policy=probe.policies[path].name, **parts))
     return tuple(found)
 
@@ -228,6 +258,34 @@ def _tensors(probe: Probe, found: Sequence[Deviation]) -> Iterator[TensorPrecisi
             sources=tuple(found[probe.places[id(source)]] for source in sources if id(source) in probe.places),
             neighbours=tuple(path for path in neighbours if path != around) if between else (),
         )
+
+
+def _weight_gradients(
+    probe: Probe, layers: Sequence[LayerPrecision], found: Sequence[Deviation], measured: Sequence[Measurement]
+) -> Iterator[WeightGradient]:
+    """The gradient of each variable."""
+    arriving = {layer.path: layer.output_gradient for layer in layers}
+    for row, gradient in zip(probe.rows, found, strict=True):
+        if row.role == "weight_gradient":
+            at = [place for place, (one, _) in enumerate(probe.sums) if one == row]
+            summed = worst_deviation([one.sums[at] for one in measured]) if at else None
+            path, name = row.path, row.name
+            yield WeightGradient(path=path, name=name, gradient=gradient, arriving=arriving[path], summed=summed)
+
+
+def _normalises(model: keras.Model) -> bool:
+    """Whether all optimizers divide a gradient by its own size, as Adam does."""
+    found = [getattr(one, "inner_optimizer", one) for one in optimizers_of(model)]
+    return bool(found) and all(isinstance(one, _NORMALISING) for one in found)
+
+
+def _half_weights(probe: Probe) -> Iterator[str]:
+    """The trainable variables of 16 bits, by the paths of their layers."""
+    trainable = {id(variable) for variable in probe.candidate.model.trainable_variables}
+    for layer, path in probe.candidate.paths.items():
+        for variable in layer._trainable_variables:
+            if id(variable) in trainable and variable.dtype in ("float16", "bfloat16"):
+                yield f"{path}/{variable.name}"
 
 
 def _states(probe: Probe, found: Sequence[Deviation]) -> Iterator[StatePrecision]:

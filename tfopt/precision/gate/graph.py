@@ -119,6 +119,15 @@ def _stretch(tensor: tf.Tensor, known: Collection[int]) -> tuple[list[tf.Tensor]
     return [*sources.values()], [*operations]
 
 
+def may_be_of_16_bits(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is one of 16 bits or what a cast makes of one, as far as its graph shows."""
+    op = tensor.op
+    if op.type in ("Cast", "Identity") and tensor.dtype not in _16_BIT:
+        return may_be_of_16_bits(op.inputs[0])
+    # A variable that was assigned, a branch or a loop show nothing.
+    return tensor.dtype in _16_BIT or any(one.dtype == tf.resource for one in op.inputs)
+
+
 class Probability(NamedTuple):
     """A softmax, sigmoid or the like in 16 bits whose result becomes a model output."""
 

@@ -28,6 +28,8 @@ class Deviation:
     """Norm in float32."""
     difference: float
     """Norm of the difference."""
+    shrunk: float = 0.0
+    """How much of the length in float32, 0 to 1, is missing in the other dtype; 0 if it is longer."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, with null for values that are not finite."""
@@ -126,6 +128,22 @@ class StatePrecision:
     """Of its value before, the same in both."""
     inherited: float
     """The largest error of what goes into the layer."""
+    ahead: int = 0
+    """The step of training that it was looked at, if the state moves by the same amount in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGradient:
+    """The gradient of one variable, and of its layer's output, from which it is computed."""
+
+    path: str
+    """Its layer."""
+    name: str
+    """The variable, after the path of the layer that owns it."""
+    gradient: Deviation
+    arriving: Deviation | None
+    summed: Deviation | None
+    """Of the sums in 16 bits that make it, beside sums in float32 of the same; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +201,13 @@ class LayerTable:
     tensors: tuple[TensorPrecision, ...] = ()
     """What goes in and out of the calls, each tensor once."""
     states: tuple[StatePrecision, ...] = ()
+    gradients: tuple[WeightGradient, ...] = ()
+    scaled: tuple[LayerPrecision, ...] = ()
+    """The gradients of calls and weights in float32 with the loss scaled, compared with float32 without."""
+    half_weights: tuple[str, ...] = ()
+    """Trainable variables of 16 bits among those of float32."""
+    normalises: bool = False
+    """Whether the optimizers divide a gradient by its own size, so that its length hardly matters."""
     grids: tuple[Grid, ...] = ()
     constants: Mapping[str, Collection[float]] = field(default_factory=dict)
     """The extreme constants each layer computes with, by path."""

@@ -28,11 +28,12 @@ def _moments(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
     # Squares of large or tiny values leave float32's range, so the sums are in units of the largest value.
     largest = tf.maximum(tf.reduce_max(tf.abs(reference)), 0.0)  # the maximum of an empty tensor is -inf
     unit = tf.maximum(tf.reduce_max(tf.where(both, tf.abs(candidate), zero)), largest)
-    difference = tf.where(both, tf.math.divide_no_nan(candidate, unit) - tf.math.divide_no_nan(reference, unit), zero)
+    found = tf.math.divide_no_nan(tf.where(both, candidate, zero), unit)
+    difference = tf.where(both, found - tf.math.divide_no_nan(reference, unit), zero)
     squares = tf.math.divide_no_nan(reference, unit) ** 2
     vanished = both & (candidate == 0) & (reference != 0)
     counts = (known, known & ~both, reference != 0, vanished)
-    sums = (squares, difference**2, tf.where(vanished, squares, zero))
+    sums = (squares, difference**2, tf.where(vanished, squares, zero), found**2)
     return tf.stack(
         [
             tf.cast(tf.size(known) - tf.math.count_nonzero(known, dtype=tf.int32), tf.float32),
@@ -45,7 +46,7 @@ def _moments(reference: tf.Tensor, candidate: tf.Tensor) -> tf.Tensor:
 
 
 def moments(reference: Any, candidate: Any) -> tf.Tensor:
-    """What `worst_deviation` needs of a tensor in two dtypes, shape (10,), so that no tensor leaves the graph."""
+    """What `worst_deviation` needs of a tensor in two dtypes, shape (11,), so that no tensor leaves the graph."""
     flat = [tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1]) for value in (reference, candidate)]
     return _moments(*flat)
 
@@ -77,20 +78,20 @@ def grid(reference: tf.Tensor, candidate: tf.Tensor, epsilon: float | None = Non
 
 
 def worst_deviation(batches: Iterable[np.ndarray[Any, Any]]) -> Deviation:
-    """The deviation of some tensors taken together, from their moments in each batch, shape (tensors, 10)."""
+    """The deviation of some tensors taken together, from their moments in each batch, shape (tensors, 11)."""
     each = [_of_batch(batch.astype("float64")) for batch in batches]
     # Python's max() ignores a NaN or not, depending on its place.
     return Deviation(**{name: float(np.max([part[name] for part in each])) for name in each[0]})
 
 
 def not_finite(moments: np.ndarray[Any, Any]) -> bool:
-    """Whether float32 itself has NaN or infinity, from moments of shape (tensors, 10)."""
+    """Whether float32 itself has NaN or infinity, from moments of shape (tensors, 11)."""
     return bool(moments[:, 0].any())
 
 
 def _of_batch(moments: np.ndarray[Any, Any]) -> dict[str, float]:
     _, known, overflowed, nonzero, vanished, *sums, unit, largest = moments.T
-    total, difference, lost = (float(np.sum(part * unit**2)) for part in sums)
+    total, difference, lost, found = (float(np.sum(part * unit**2)) for part in sums)
     return {
         "error": _ratio(math.sqrt(difference), math.sqrt(total)),
         "overflow": _ratio(overflowed.sum(), known.sum()),
@@ -99,6 +100,7 @@ def _of_batch(moments: np.ndarray[Any, Any]) -> dict[str, float]:
         "largest": float(largest.max(initial=0.0)),
         "norm": math.sqrt(total),
         "difference": math.sqrt(difference),
+        "shrunk": max(0.0, 1 - math.sqrt(found / total)) if total else 0.0,
     }
 
 

@@ -15,7 +15,7 @@ from tfopt.model.layers import (
 )
 from tfopt.model.state import same_draws
 from tfopt.precision.float8_margins import quantization_recorded
-from tfopt.precision.gate.graph import Origin, Probability, late_casts, origins
+from tfopt.precision.gate.graph import Origin, Probability, late_casts, may_be_of_16_bits, origins
 from tfopt.precision.gate.moments import grid, moments, not_finite, worst_deviation
 from tfopt.precision.gate.own_step import (
     Optimizer,
@@ -23,6 +23,7 @@ from tfopt.precision.gate.own_step import (
     touched_variables,
     without_scaling,
 )
+from tfopt.precision.gate.sums import in_float32, sums_of
 from tfopt.precision.gate.training_step import Row, Step, Variant, custom_step, keras_step
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.precision.optimizer_swap import first_scale
@@ -45,6 +46,10 @@ class Measurement(NamedTuple):
     grids: np.ndarray[Any, Any]
     reference_loss: float
     candidate_loss: float
+    scaled: np.ndarray[Any, Any]
+    """The moments of the gradients under two loss scales."""
+    sums: np.ndarray[Any, Any]
+    """The moments of the sums in 16 bits, beside float32 sums of the same."""
     quantized: np.ndarray[Any, Any]
     """The sums of each tensor rounded to float8, as `measured_margins` takes them."""
 
@@ -82,6 +87,12 @@ class Probe:
         """The candidate's policy of every layer, by path."""
         self.computing = [self.policies[paths[layer]] for layer in computing_layers(model)]
         """The policies of its layers that compute."""
+        self.scaled_rows: list[Row] = []
+        """What the rows of moments are of that compare float32 under two loss scales."""
+        self.sums: list[tuple[Row, tf.Operation]] = []
+        """The sums in 16 bits of which the candidate makes the gradient of a variable."""
+        self.states_in_16_bits: list[Row] = []
+        """The states whose new values may come from a tensor of 16 bits."""
         self._applied = applied
         self._optimizers: list[Optimizer | None] = []
         self.updates = 0
@@ -109,8 +120,10 @@ class Probe:
 
     def __call__(self, batch: Any, scales: Sequence[float]) -> Measurement:
         """Compares the variants on a batch; the candidate's losses are scaled for the backward pass, then unscaled."""
-        values, grids, quantized, losses = self._function(batch, tf.constant(scales, tf.float32, [len(scales)]))
-        return Measurement(values.numpy(), grids.numpy(), float(losses[0]), float(losses[1]), np.array(quantized))
+        found = self._function(batch, tf.constant(scales, tf.float32, [len(scales)]))
+        values, grids, scaled, sums, quantized, losses = found
+        both = float(losses[0]), float(losses[1])
+        return Measurement(values.numpy(), grids.numpy(), *both, scaled.numpy(), sums.numpy(), np.array(quantized))
 
     def measure(self, batches: Sequence[Any]) -> tuple[list[Measurement], float]:
         """Compares the variants on batches, with the loss scale halved while a gradient overflows, as in training.
@@ -181,7 +194,7 @@ class Probe:
         scale = self._scale(self.reference.model.optimizer, scales)
         before = [(variable, tf.identity(variable)) for variable in self.put_back]
         with same_draws():
-            reference = keras_step(self.reference, batch, tf.constant(1.0))
+            reference = keras_step(self.reference, batch, tf.constant(1.0), scale if self._optimizers else None)
         for variable, value in before:
             variable.assign(value)
         with same_draws():
@@ -190,13 +203,16 @@ class Probe:
     def _own_steps(self, batch: Any, scales: tf.Tensor) -> tuple[Step, Step]:
         reference, _ = custom_step(self.reference, batch, lambda _: tf.ones([]), self.put_back)
         candidate, step = custom_step(self.candidate, batch, lambda one: self._scale(one, scales), self.put_back)
+        if self._optimizers:
+            scaled, _ = custom_step(self.reference, batch, lambda one: self._scale(one, scales), self.put_back)
+            reference = reference._replace(scaled=scaled.tensors)
         adapting = [optimizer for optimizer in self._optimizers if self._first_scale(optimizer)]
         self.updates, self.unscaled = len(step.updates), without_scaling(step, adapting, scales)
         return reference, candidate._replace(loss=step.loss)
 
     def _compare(
         self, batch: Any, scales: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         with quantization_recorded(self.candidate.paths) as quantized:
             reference, candidate = self._own_steps(batch, scales) if self._own else self._keras_steps(batch, scales)
         self.quantized = [(one.path, one.tensor) for one in quantized]
@@ -208,6 +224,18 @@ class Probe:
             and expected.shape.is_compatible_with(tensor.shape)
         ]
         self.rows = [row for row, _, _ in pairs]
+        self.states_in_16_bits = [
+            row for row, _, tensor in pairs if row.role == "change" and may_be_of_16_bits(tensor.op.inputs[0])
+        ]
+        scaled = [
+            (row, moments(reference.tensors[row, which], tensor))
+            for (row, which), tensor in reference.scaled.items()
+            if row.role.endswith("gradient") and (row, which) in reference.tensors
+        ]
+        self.scaled_rows = [row for row, _ in scaled]
+        gradients = [(row, tensor) for row, _, tensor in pairs if row.role == "weight_gradient"]
+        self.sums = [(row, op) for row, gradient in gradients for op in sums_of(gradient)]
+        sums = [moments(in_float32(op), op.outputs[0]) for _, op in self.sums]
         self.late_casts = late_casts(candidate.outputs, candidate.calls)
         for origin in origins(reference.calls):
             path = self.reference.paths[origin.layer]
@@ -234,6 +262,8 @@ class Probe:
         return (
             values,
             tf.stack(grids) if grids else tf.zeros([0, 5]),
+            tf.stack([found for _, found in scaled]) if scaled else tf.zeros([0, 11]),
+            tf.stack(sums) if sums else tf.zeros([0, 11]),
             [one.sums for one in quantized],
             (reference.loss, candidate.loss),
         )

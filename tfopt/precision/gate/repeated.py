@@ -10,15 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.model.state import StatePreserver, draws_in_float32, same_draws, without_dropout
-from tfopt.model.step_calls import forward
 from tfopt.precision.gate.comparison import in_float32, measure
 from tfopt.precision.gate.layer_table import AtFirst
 from tfopt.precision.gate.own_step import has_own_step
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import Probe
-from tfopt.precision.gate.training_step import Variant
+from tfopt.precision.gate.training_step import Variant, advanced
 from tfopt.precision.gate.verdict import CLEAN, loss_drift
-from tfopt.precision.layer_policies import assign_policies, current_policy, under_policies
+from tfopt.precision.layer_policies import assign_policies, current_policy
 from tfopt.precision.policies import tf32
 from tfopt.text import percent
 
@@ -189,12 +188,7 @@ class _States:
         return tuple(after)
 
     def _advanced(self, variant: Variant, batch: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:
-        variables = [variable for _, _, variable in self._owners]
-        with under_policies(variant.model, variant.policies):
-            with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
-                forward(variant.model, batch)
-            variant.model._clear_losses()  # they would keep tensors of this graph
-        after = [scope.get_current_value(variable) for variable in variables]
+        after = advanced(variant, batch, [variable for _, _, variable in self._owners], values)
         self._moving |= {
             place
             for place, (old, new) in enumerate(zip(values, after, strict=True))

@@ -4,8 +4,9 @@ It is Keras' own step, or the model's if it has one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +17,7 @@ from tfopt.model.layers import (
     LayerError,
     RecordedCall,
     floating_tensors,
+    graph_operations,
     layer_without_gradient,
     output_layers,
     recorded_calls,
@@ -64,9 +66,11 @@ class Step(NamedTuple):
     outputs: list[tf.Tensor]
     tensors: Tensors
     calls: list[RecordedCall]
+    scaled: Mapping[tuple[Row, str], tf.Tensor] = MappingProxyType({})
+    """The gradients under another loss scale, unscaled; empty where they cannot differ."""
 
 
-def keras_step(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
+def keras_step(variant: Variant, batch: Any, scale: tf.Tensor, other_scale: tf.Tensor | None = None) -> Step:
     """Keras' own train_step without its update, in a scope that assigns nothing."""
     model, paths, policies = variant
     variables = model.variables
@@ -74,7 +78,8 @@ def keras_step(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
     value_of = {id(variable): value for variable, value in zip(variables, values, strict=True)}
     # Layers' tensors are not watched: training takes no gradients upstream of every trainable weight, and some
     # operations, such as those of Keras' augmentation in bfloat16, have none.
-    with under_policies(model, policies), tf.GradientTape() as tape, recorded_calls(model) as calls:
+    twice = other_scale is not None
+    with under_policies(model, policies), tf.GradientTape(persistent=twice) as tape, recorded_calls(model) as calls:
         tape.watch([value_of[id(variable)] for variable in model.trainable_variables])
         # Both variants start from the same state, seeds included, and neither assigns anything.
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
@@ -85,27 +90,30 @@ def keras_step(variant: Variant, batch: Any, scale: tf.Tensor) -> Step:
         model._clear_losses()  # they would keep tensors of this graph
         after = {id(one): scope.get_current_value(one) for one in variables}
         loss = tf.cast(loss, tf.float32)
-        scaled = loss * scale
     tensors = _tensors_of_calls(calls, paths)
     by_layer = _weights_by_layer(model.trainable_variables, calls, paths)
     weights = {key: value_of[id(weight)] for key, weight in by_layer.items()}
     try:
-        gradients = _gradients(tape, scaled, scale, tensors | weights)
+        gradients = _gradients(tape, loss, scale, tensors | weights)
     except Exception as error:  # whatever an operation's gradient raises on tensors of this dtype
-        layer = layer_without_gradient(scaled, calls)
+        layer = layer_without_gradient(loss, calls)
         if layer is None:
             raise
         raise LayerError(layer) from error
     changed = {key: (value_of[key], value) for key, value in after.items() if value is not None}
     found = tensors | gradients | _states(paths, changed)
     # Of a loss per example, the tape takes the sum and Keras shows the mean.
-    return Step(tf.reduce_mean(loss), floating_tensors(outputs), found, calls)
+    scaled: Mapping[tuple[Row, str], tf.Tensor] = MappingProxyType({})
+    # TensorFlow's own gradients are linear.
+    if other_scale is not None and any("_gradient_op_type" in op.attr for op in graph_operations(loss.graph)):
+        scaled = _gradients(tape, loss, other_scale, tensors | weights)
+    return Step(tf.reduce_mean(loss), floating_tensors(outputs), found, calls, scaled)
 
 
 def _gradients(tape: tf.GradientTape, loss: tf.Tensor, scale: tf.Tensor, tensors: Tensors) -> Tensors:
-    """The gradients of a scaled loss with respect to some tensors, unscaled."""
+    """The gradients of a loss times a scale with respect to some tensors, unscaled."""
     sources = {id(tensor): tensor for tensor in tensors.values()}
-    taken = tape.gradient(loss, [*sources.values()])
+    taken = tape.gradient(loss, [*sources.values()], output_gradients=tf.ones_like(loss) * scale)
     unscaled = {
         name: tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
         for name, gradient in zip(sources, taken, strict=True)
@@ -153,6 +161,17 @@ def custom_step(
     making = heads_of(model)
     outputs = [output for call in calls if call.layer in making for output in call.outputs]
     return Step(step.loss, outputs, found | gradients | _states(paths, changed), calls), step
+
+
+def advanced(
+    variant: Variant, batch: Any, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The values of some variables after a forward pass that begins with others and assigns nothing."""
+    with under_policies(variant.model, variant.policies):
+        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
+            forward(variant.model, batch)
+        variant.model._clear_losses()  # they would keep tensors of this graph
+    return [scope.get_current_value(variable) for variable in variables]
 
 
 def build(model: keras.Model, batch: Any) -> None:
@@ -231,7 +250,8 @@ def _weights_by_layer(
         for variable in layer._trainable_variables:
             # Scales of quantized layers are variables that their "gradient" overwrites.
             if id(variable) in trainable and not getattr(variable, "overwrite_with_gradient", False):
-                found[Row(owner, "weight"), f"{path}/{variable.name}"] = variable
+                name = f"{path}/{variable.name}"
+                found[Row(owner, "weight", name=name), name] = variable
     return found
 
 

@@ -1,0 +1,48 @@
+"""Gradients that a CPU sums in 16 bits: what is named, what XLA mends, and what the optimizer makes up for."""
+
+import keras
+import pytest
+import tensorflow as tf
+from precision_matrix.gradients import PARTS, learned_by
+
+from tfopt.precision import check
+from tfopt.precision.gate.sums import in_float32, right_with_xla, sums_of
+
+
+def summed(dtype):
+    """Ones, summed in a dtype and cast, as a bias's gradient is: the graph, the sum, and what is found of it."""
+    graph = tf.Graph()
+    with graph.as_default():
+        total = tf.raw_ops.BiasAddGrad(out_backprop=tf.ones([4096, 2], dtype))
+        return graph, total, sums_of(tf.reshape(tf.cast(total, tf.float32), [1, -1]) / 8.0)
+
+
+def test_the_same_sum_in_float32():
+    graph, total, [found] = summed(tf.bfloat16)
+    with graph.as_default():
+        both = [tf.cast(total, tf.float32), in_float32(found)]
+    with tf.compat.v1.Session(graph=graph) as session:
+        stock, exact = session.run(both)
+    assert exact.tolist() == [4096.0, 4096.0]
+    assert stock.tolist() == [256.0, 256.0]  # on a CPU
+
+
+def test_a_sum_in_float32_is_not_one_in_16_bits():
+    assert summed(tf.float32)[2] == []
+
+
+def test_xla_sums_rightly():
+    assert right_with_xla(summed(tf.bfloat16)[2][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_model_is_judged_as_it_is_compiled(jit_compile):
+    """The loss is 3.2 after 20 steps without XLA, and 0.08 in float32."""
+    model, data = learned_by(*PARTS["Dense on a sequence"])()
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=jit_compile)
+    report = check(model, data, "mixed_bfloat16")
+    assert report.passed == jit_compile
+    assert any("XLA" in note for note in report.notes)
+    if not jit_compile:
+        assert report.problems[0].startswith("The gradient of 'part/bias' loses 91")
