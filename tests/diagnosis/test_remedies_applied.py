@@ -457,5 +457,7 @@ def test_less_validation(epochs, validated):
 def test_who_decides_by_the_validation_is_named():
     script = CALLBACKS.replace("CALLBACK", "keras.callbacks.EarlyStopping(patience=20)")
     assert "EarlyStopping then decides" in remedies.validation(training(script), 9)[0]
+    saves = CALLBACKS.replace("CALLBACK", 'Kept("model.keras")')
+    assert "decides" not in remedies.validation(training(saves), 9)[0]
     lone = SimpleNamespace(callbacks=(), epochs=1, epochs_per_validation=1)
     assert remedies.only_said(remedies.validation(lone, 1)[0])

@@ -197,7 +197,11 @@ def shapes(training: Training) -> str:
 
 def validation(training: Training, batches: int) -> tuple[str, float]:
     """Lines for a validation that takes a fifth of the time, and the share of it that they save."""
-    readers = [type(one).__name__ for one in training.callbacks if str(getattr(one, "monitor", "")).startswith("val_")]
+    readers = [
+        type(one).__name__
+        for one in training.callbacks
+        if str(getattr(one, "monitor", "")).startswith("val_") and getattr(one, "save_best_only", True)
+    ]
     note = f"\n# {', '.join(readers)} then decides by that" if readers else ""
     often = _OFTEN * training.epochs_per_validation
     if often <= training.epochs:
