@@ -117,6 +117,53 @@ def updates(with_tfopt, folder):
     return train(accumulating(with_tfopt, keras.optimizers.SGD(1.0, gradient_accumulation_steps=4)), 5, epochs=2)
 
 
+class Penalised(keras.Sequential):
+    """Adds a penalty of its own to Keras' loss."""
+
+    def compute_loss(self, *args, **options):
+        return super().compute_loss(*args, **options) + keras.ops.sum(self.weights[0])
+
+
+class PenaltyInTraining(keras.layers.Layer):
+    """Adds a sum over the examples to the loss while it trains."""
+
+    def call(self, inputs, training=False):
+        if training:
+            self.add_loss(keras.ops.sum(inputs))
+        return inputs
+
+
+def after_a_step(strategy, *more, kind=keras.Sequential):
+    """The weight of a model after a step of learning rate 1 on 8 ones, whose own loss is always 0."""
+    with strategy.scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = kind([keras.Input((1,)), dense, *more])
+        model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: 0.0 * y_pred, jit_compile=False)
+    model.fit(tf.data.Dataset.from_tensors((np.ones((8, 1)), np.ones((8, 1)))), verbose=0)
+    return float(model.get_weights()[0][0, 0])
+
+
+def penalty_by_hand(with_tfopt, folder):
+    """The weight after a step with a penalty whose gradient is 1."""
+    return after_a_step(two_replicas(with_tfopt), kind=Penalised)
+
+
+def sum_in_training(with_tfopt, folder):
+    """The weight after a step with a sum whose gradient is 8."""
+    return after_a_step(two_replicas(with_tfopt), PenaltyInTraining())
+
+
+def masked_mean(with_tfopt, folder):
+    """The moving mean of a batch whose first half, for the first replica, is ones, and whose second is threes."""
+    with two_replicas(with_tfopt).scope():
+        norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.0)
+        model = keras.Sequential([keras.Input((2, 1)), keras.layers.Masking(), norm])
+        model.compile("sgd", "mse", jit_compile=False)
+    inputs = np.repeat([1.0, 3.0], 4)[:, None, None] * np.ones((8, 2, 1))
+    model.fit(tf.data.Dataset.from_tensors((inputs, inputs)), verbose=0)
+    return float(norm.moving_mean.numpy()[0])
+
+
 CASES = (
     Case("D1", "weights that are not finite after an overflow in replica 2", 0, not_finite),
     Case("D1", "loss scale after it, from 32,768", SCALE / 2, scale_after),
@@ -124,4 +171,7 @@ CASES = (
     Case("D3", "norm of the update at `global_clipnorm=1`", 1, clipped, 1e-4),
     Case("D6", "rate of update 2, scheduled as 1/update, with 4 batches an update", 0.5, second_rate, 1e-6),
     Case("D6", "updates by two epochs of 5 batches, with 4 an update", 4, updates, 1e-6),
+    Case("D24", "weight after a step of 1 along a penalty added to `compute_loss`", -1, penalty_by_hand, 1e-6),
+    Case("D25", "weight after a step of 1 along a sum over 8 examples", -8, sum_in_training, 1e-6),
+    Case("D26", "moving mean of a batch whose halves are ones and threes", 2, masked_mean, 1e-4),
 )

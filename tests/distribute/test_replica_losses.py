@@ -14,14 +14,24 @@ from replica_losses_cases import HEALTHY, REFUSED, REPAIRED
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # Statistics of a replica's part, or other random numbers, are others than those of the whole batch; so is rounding.
-OTHERS = {"batch norm": 0.2, "dropout": 0.3, "add_loss of a norm": 0.01, "bfloat16": 1e-2, "float16": 1e-3}
+OTHERS = {
+    "batch norm": 0.2,
+    "dropout": 0.3,
+    "add_loss of a norm": 0.01,
+    "a gradient inside the loss": 0.01,
+    "bfloat16": 1e-2,
+    "float16": 1e-3,
+}
 NAMED = {
+    "compute_loss and L2 by hand": "replica_losses_cases.py, line",
+    "add_loss of a sum in training": "'penalty'",
     "compute_loss with a mean": "OwnComputeLoss",
     "a mean of its own": "ByHand",
     "add_loss of a sum": "'penalty'",
     "Circle beside another": "Circle ('circle')",
 }
-LOGS = {"reduced by hand"}  # Keras does not know that this loss is a part of the whole one
+# A constant is logged as if it were a part of the whole loss; of an eager loss by hand, nobody knows that it is.
+LOGS = {"compute_loss and a constant", "compute_loss and a stopped term", "the mean over all examples, eager"}
 
 
 def ran(*command):

@@ -107,6 +107,125 @@ class Unreduced(Guide):
         return ops.sum(loss) / 8
 
 
+class Mixed(Guide):
+    """A loss of Keras' and a term of its own."""
+
+    def __init__(self, term):
+        super().__init__(net())
+        self.term = term
+
+    def loss_of(self, x, y):
+        y_pred = self(x, training=True)
+        return self.compute_loss(y=y, y_pred=y_pred) + self.term(self, x, y, y_pred)
+
+
+class Variational(keras.Model):
+    """A reconstruction by Keras, and a divergence by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = layers.Dense(4), layers.Dense(3)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        mean, log_var = ops.split(self.encoder(x), 2, -1)
+        noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
+        return self.decoder(mean + ops.exp(0.5 * log_var) * noise), mean, log_var
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred, mean, log_var = self(x)
+            divergence = -0.5 * ops.mean(ops.sum(1 + log_var - mean**2 - ops.exp(log_var), axis=1))
+            loss = keras.losses.MeanSquaredError()(y, y_pred) + divergence
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def gradient_penalty(model, x, y, y_pred):
+    """As in a WGAN-GP."""
+    between = x + 0.1 * tf.random.uniform([tf.shape(x)[0], 1], seed=1)
+    with tf.GradientTape() as tape:
+        tape.watch(between)
+        critic = model(between, training=True)
+    norms = ops.sqrt(ops.sum(tape.gradient(critic, between) ** 2, axis=1))
+    return 10.0 * ops.mean((norms - 1.0) ** 2)
+
+
+class TwoUpdates(Guide):
+    """A second update, of a penalty by hand."""
+
+    def train_step(self, data):
+        logs, weights = super().train_step(data), self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = 0.1 * sum(ops.sum(ops.square(weight)) for weight in weights)
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return logs
+
+
+class MeansAlone(Guide):
+    """A mean by hand of values that Keras has not reduced."""
+
+    def loss_of(self, x, y):
+        return ops.mean(keras.losses.MeanSquaredError(reduction=None)(y, self(x, training=True)))
+
+
+class GlobalMean(Guide):
+    """The sum over a replica's examples, by the number of all."""
+
+    def loss_of(self, x, y):
+        return ops.sum(ops.mean((y - self(x, training=True)) ** 2, axis=-1)) / 8.0
+
+
+class CountedMean(Guide):
+    """The same with a number that the replicas count together."""
+
+    def loss_of(self, x, y):
+        everywhere = tf.distribute.get_replica_context()
+        count = tf.cast(everywhere.all_reduce("SUM", tf.shape(x)[0]), tf.float32)
+        return tf.reduce_sum(tf.reduce_mean((y - self(x, training=True)) ** 2, axis=-1)) / count
+
+
+class Meta(Guide):
+    """Differentiates a mean by hand inside the loss that it updates by."""
+
+    def loss_of(self, x, y):
+        weight = self.trainable_variables[0]
+        with tf.GradientTape() as tape:
+            inner = ops.mean((y - self(x, training=True)) ** 2)
+        step = tape.gradient(inner, weight)
+        return self.compute_loss(y=y, y_pred=self(x, training=True) + 0.1 * ops.mean(step))
+
+
+class Uncertain(Guide):
+    """A loss weighted by a learned weight."""
+
+    def __init__(self, inside):
+        super().__init__(inside)
+        self.log_weight = self.add_weight(shape=(), initializer="ones")
+
+    def loss_of(self, x, y):
+        penalty = tf.nn.scale_regularization_loss(self.log_weight)
+        return super().loss_of(x, y) * ops.exp(-self.log_weight) + penalty
+
+
+def l2(model):
+    return 0.1 * ops.sum(ops.square(model.trainable_variables[0]))
+
+
+def replicas():
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def mean_error(model, x, y, y_pred):
+    return 0.5 * ops.mean((y - y_pred) ** 2)
+
+
+def mixed(term, **options):
+    return compiled(Mixed(term), **options)
+
+
 class OwnComputeLoss(keras.Sequential):
     """A compute_loss that is a mean of its own."""
 
@@ -126,6 +245,13 @@ class Added(layers.Layer):
         return x
 
 
+class AddedInTraining(Added):
+    """Adds a loss while it trains."""
+
+    def call(self, x, training=False):
+        return super().call(x) if training else x
+
+
 class NoisyLoss(layers.Layer):
     """Adds noise and a loss, as the encoder of a variational autoencoder does."""
 
@@ -138,15 +264,26 @@ class NoisyLoss(layers.Layer):
         return x + 0.0 * keras.random.normal(ops.shape(x), seed=self.seeds)
 
 
-def sequential(*more, loss="mse", metrics=(), **options):
-    model = net(*more, **options)
-    model.compile(keras.optimizers.SGD(0.05), loss, metrics=list(metrics), jit_compile=False)
-    return model
+def sequential(*more, loss="mse", metrics=(), run_eagerly=False, **options):
+    return compiled(net(*more, **options), loss=loss, metrics=list(metrics), run_eagerly=run_eagerly)
 
 
 def guided(kind, **options):
-    model = kind(net())
-    model.compile(keras.optimizers.SGD(0.05), "mse", **{"jit_compile": False, **options})
+    return compiled(kind(net()), **options)
+
+
+def compiled(model, optimizer=None, loss="mse", **options):
+    model.compile(optimizer or keras.optimizers.SGD(0.05), loss, **{"jit_compile": False, **options})
+    return model
+
+
+def masked_norm():
+    x = keras.Input((4,))
+    steps = layers.Reshape((5, 1))(layers.Concatenate()([layers.ReLU()(x), x[:, :1]]))  # one at least is left
+    steps = layers.Masking()(steps)
+    steps = layers.BatchNormalization(synchronized=True, momentum=0.5)(steps)
+    model = keras.Model(x, layers.Dense(3)(layers.GlobalAveragePooling1D()(steps)))
+    model.compile("sgd", "mse", jit_compile=False)
     return model
 
 
@@ -189,6 +326,31 @@ REFUSED = {
     "compute_loss with a mean": (own_compute_loss, Y),
     "add_loss of a sum": (lambda: sequential(Added(lambda x: 0.1 * ops.sum(x**2), name="penalty")), Y),
     "add_loss of each example": (lambda: sequential(Added(lambda x: 0.1 * ops.mean(x**2, -1), name="penalty")), Y),
+    "compute_loss and L2 by hand": (lambda: mixed(lambda model, x, y, p: l2(model)), Y),
+    "compute_loss and L2 by hand, eager": (lambda: mixed(lambda model, x, y, p: l2(model), run_eagerly=True), Y),
+    "compute_loss and L2 by hand, float16": (
+        lambda: mixed(
+            lambda model, x, y, p: l2(model), optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+        ),
+        Y,
+    ),
+    "compute_loss and half a mean": (lambda: mixed(mean_error), Y),
+    "compute_loss and its regularizers again": (
+        lambda: mixed(lambda model, x, y, p: tf.nn.l2_loss(model.weights[0])),
+        Y,
+    ),
+    "compute_loss and a gradient penalty": (lambda: mixed(gradient_penalty), Y),
+    "a variational autoencoder": (lambda: compiled(Variational(), loss=None), Y),
+    "a second update": (lambda: guided(TwoUpdates), Y),
+    "a mean of unreduced losses": (lambda: guided(MeansAlone), Y),
+    "add_loss of a sum in training": (
+        lambda: sequential(layers.Dropout(0.2), AddedInTraining(lambda x: 0.1 * ops.sum(x**2), name="penalty")),
+        Y,
+    ),
+    "add_loss of a sum in training, eager": (
+        lambda: sequential(AddedInTraining(lambda x: 0.1 * ops.sum(x**2), name="penalty"), run_eagerly=True),
+        Y,
+    ),
     "Circle": (lambda: sequential(layers.UnitNormalization(), loss=CIRCLE()), LABELS),
     "in-batch softmax": (
         lambda: sequential(
@@ -234,6 +396,34 @@ HEALTHY = {
     "averaged by TensorFlow": (lambda: guided(Averaged), Y),
     "reduced by hand": (lambda: guided(Unreduced), Y),
     "multiplied by hand": (lambda: guided(Multiplied), Y),
+    "compute_loss and a divided term": (
+        lambda: mixed(lambda model, x, y, p: tf.nn.scale_regularization_loss(l2(model) + mean_error(model, x, y, p))),
+        Y,
+    ),
+    "compute_loss and L2 by hand, divided": (lambda: mixed(lambda model, x, y, p: l2(model) / replicas()), Y),
+    "compute_loss and a mean by hand, divided": (
+        lambda: mixed(lambda model, x, y, p: mean_error(model, x, y, p) * (1.0 / replicas())),
+        Y,
+    ),
+    "compute_loss and a mean by hand, by all examples": (
+        lambda: mixed(
+            lambda model, x, y, p: ops.sum((y - p) ** 2) / (3.0 * ops.cast(ops.shape(x)[0] * replicas(), "float32"))
+        ),
+        Y,
+    ),
+    "compute_loss and a sum by hand, by all examples": (
+        lambda: mixed(lambda model, x, y, p: 0.1 * ops.sum((y - p) ** 2) / 8.0),
+        Y,
+    ),
+    "compute_loss and a constant": (lambda: mixed(lambda model, x, y, p: ops.mean(y**2)), Y),
+    "compute_loss and a stopped term": (lambda: mixed(lambda model, x, y, p: ops.stop_gradient(ops.mean(p))), Y),
+    "the mean over all examples": (lambda: guided(GlobalMean), Y),
+    "the mean over all examples, eager": (lambda: guided(GlobalMean, run_eagerly=True), Y),
+    "the mean over counted examples": (lambda: guided(CountedMean), Y),
+    "a gradient inside the loss": (lambda: guided(Meta), None),
+    "a learned weight of the loss": (lambda: guided(Uncertain), Y),
+    "add_loss of a mean in training": (lambda: sequential(AddedInTraining(lambda x: 0.1 * ops.mean(x**2))), Y),
+    "synchronized batch norm behind a mask": (masked_norm, Y),
     "bfloat16": (lambda: sequential(last=layers.Dense(3, dtype="mixed_bfloat16")), None),
     "float16": (lambda: sequential(last=layers.Dense(3, dtype="mixed_float16")), None),
     "labels of another rank": (lambda: sequential(last=layers.Dense(1)), Y[:, 0]),
@@ -248,7 +438,15 @@ FEW = {
         *REPAIRED,
         "a mean of its own",
         "compute_loss with a mean",
+        "compute_loss and L2 by hand",
+        "compute_loss and L2 by hand, eager",
+        "compute_loss and L2 by hand, float16",
+        "compute_loss and half a mean",
+        "compute_loss and a gradient penalty",
+        "a variational autoencoder",
+        "a second update",
         "add_loss of a sum",
+        "add_loss of a sum in training",
         "in-batch softmax",
         "Circle beside another",
         "sum",
@@ -261,9 +459,23 @@ FEW = {
         "averaged by TensorFlow",
         "reduced by hand",
         "multiplied by hand",
+        "compute_loss and a divided term",
+        "compute_loss and L2 by hand, divided",
+        "compute_loss and a sum by hand, by all examples",
+        "the mean over all examples",
+        "synchronized batch norm behind a mask",
         "float16",
     ],
-    "workers": ["guide's step", "a loss in the logs", "a mean of its own", "add_loss of a sum", "sum", "float16"],
+    "workers": [
+        "guide's step",
+        "compute_loss and L2 by hand",
+        "synchronized batch norm behind a mask",
+        "a loss in the logs",
+        "a mean of its own",
+        "add_loss of a sum",
+        "sum",
+        "float16",
+    ],
 }
 
 

@@ -123,7 +123,9 @@ class Repair:
             return
         for target, make in self.replace.items():
             original = _find(target)[2]
-            replacement = functools.wraps(original)(make(original))
+            function = original.fget if isinstance(original, property) else original
+            replacement: Any = functools.wraps(function)(make(function))
+            replacement = property(replacement) if function is not original else replacement
             _put(target, original, replacement)
             self._patches.append((target, original, replacement))
         self.turn = next(_turns)
@@ -173,7 +175,7 @@ def trains_together() -> bool:
 
 
 def fingerprint(function: Function) -> str:
-    """Hashes a function's source without docstring, comments and blank lines.
+    """Hashes a function's (or property's) source without docstring, comments and blank lines.
 
     It sees through decorators that use `functools.wraps`, such as installed repairs. It hashes text, not the syntax
     tree, whose printed form differs between Python versions.
@@ -181,7 +183,7 @@ def fingerprint(function: Function) -> str:
     Raises:
         OSError, TypeError: If there is no source to read.
     """
-    source = textwrap.dedent(inspect.getsource(function))
+    source = textwrap.dedent(inspect.getsource(getattr(function, "fget", function)))
     lines = source.splitlines()
     with _no_collection():
         definition: Any = ast.parse(source).body[0]

@@ -1,13 +1,15 @@
 """`replica_losses`: losses of your own that several replicas would weigh or log wrongly.
 
 Keras divides a loss by the number of replicas, since it sums their gradients. It is repaired or refused where that goes
-wrong: a loss that is not divided, one that is logged divided, and losses that are more than a mean over examples.
+wrong: a loss, or a term of one (D24), that is not divided, one that is logged divided, a sum that is divided (D25), and
+losses that are more than a mean over examples.
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +18,11 @@ import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as loss_module
 from keras.src.trainers.data_adapters import data_adapter_utils
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.repair import Function, Repair, in_several_replicas
+from tfopt.model.loss_terms import DIVIDED, SUMMED, UNDIVIDED, Terms, depends_on
+from tfopt.repairs.repair import Function, Repair, in_several_replicas, is_alone
 
 _LOSS = "keras.src.losses.loss"
 _AVERAGES = "tensorflow.python.ops.nn_impl_distribute"
@@ -26,42 +30,56 @@ _TRAINER = "keras.src.trainers.trainer:Trainer"
 _TENSORFLOW_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _MEAN = "keras.src.metrics.reduction_metrics:Mean"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_SCALING_OPTIMIZER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_GRADIENT = "tensorflow.python.eager.backprop:GradientTape.gradient"
+_STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 _PROBED = "_tfopt_probed"  # an attribute of models: the losses that were probed
 _EXAMPLES, _NEAR = 8, 1e-3  # of a probe; relative difference of two losses that count as the same
-# Operations on divided losses whose results are divided too.
-_SAME, _PRODUCTS = ("Identity", "Cast", "Reshape", "Squeeze", "Sum"), ("Mul", "RealDiv")
-_SUMS = ("AddV2", "Add", "AddN", "Sub", "Pack")
 
 
 @dataclass(slots=True)
 class _Step:
     """What a replica's step has done while it is traced."""
 
+    model: Any
+    data: Any
+    """Its batch."""
+    rehearses: bool = False
+    """Whether it is only traced, and updates nothing."""
     divided: list[Any] = field(default_factory=list)
     """Losses divided by the number of replicas."""
     multiplied: list[Any] = field(default_factory=list)
     """Losses that Keras has multiplied by it again, to log them."""
-    summed: bool = False
-    """Whether a loss is meant to be summed over the replicas."""
+    shared: list[Any] = field(default_factory=list)
+    """Tensors reduced over the replicas."""
+    summed: list[Any] = field(default_factory=list)
+    """Losses divided by the sum of all replicas' sample weights; None for one that is meant to be summed."""
+    added: list[Any] = field(default_factory=list)
+    """Losses that layers add."""
+    gradients: list[tuple[list[Any], list[Any], list[Any]]] = field(default_factory=list)
+    """What was differentiated, the variables for which, and the gradients; in graphs only."""
+    asks: bool = False
+    """Whether the user's code has asked for the number of replicas."""
     updates: bool = False
     """Whether it updates weights."""
 
+    def terms(self, weights: Sequence[Any], replicas: int | None) -> Terms:
+        """Returns what to judge its losses by, as functions of weights; see `Terms` for the number of replicas."""
+        kinds = ((DIVIDED, self.divided), (SUMMED, self.summed), (UNDIVIDED, self.multiplied))
+        known = [(loss, kind) for kind, losses in kinds for loss in losses if loss is not None]
+        batched = [part for part in keras.tree.flatten(self.data) if getattr(part, "shape", ()) != ()]
+        examples = batched[0].shape[0] if batched else None
+        return Terms(known, self.shared, weights=weights, examples=examples, replicas=replicas)
+
     def divides(self, value: Any) -> bool:
-        """Whether a scalar is a divided loss, or a sum or multiple of some."""
-        if not tf.is_tensor(value) or any(value is known for known in self.multiplied):
+        """Whether a scalar is this replica's part of a loss, to be logged."""
+        if not tf.is_tensor(value) or not hasattr(value, "graph"):
+            return any(value is known for known in self.divided)
+        replicas = self.model.distribute_strategy.num_replicas_in_sync
+        if value.shape.rank:
             return False
-        if any(value is known for known in self.divided):
-            return True
-        if not hasattr(value, "graph") or value.shape.rank != (value.op.type == "Pack"):  # eager, or no loss
-            return False
-        kind, inputs = value.op.type, [part for part in value.op.inputs if part.dtype.is_floating]
-        if kind in _SUMS:
-            return bool(inputs) and all(map(self.divides, inputs))
-        if kind in _PRODUCTS:
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            by_hand = kind == "Mul" and any(tf.get_static_value(factor) == replicas for factor in inputs)
-            return not by_hand and any(map(self.divides, inputs))
-        return kind in _SAME and self.divides(inputs[0])
+        terms = self.terms(self.model.trainable_variables, replicas).of(value)
+        return bool(terms) and UNDIVIDED not in terms
 
 
 _here = threading.local()
@@ -73,13 +91,17 @@ def _step() -> _Step | None:
 
 def _watching(original: Function) -> Function:
     def _make_function(self: Any, step_function: Function) -> Function:
+        rehearsed: list[Any] = []
+
         def step(data: Any) -> Any:
             if not in_several_replicas():
                 return step_function(data)
-            with _traced() as found:
+            if tf.executing_eagerly() and not rehearsed:
+                rehearsed.append(_rehearse(self, step_function, data))
+            with _traced(self, data) as found:
                 outputs = step_function(data)
-                if found.updates and not found.divided and not found.summed:
-                    raise _undivided(self)
+                if not any(rehearsed):
+                    _require_divided(found)
                 return keras.tree.map_structure(_whole, outputs)
 
         return original(self, step)
@@ -88,21 +110,54 @@ def _watching(original: Function) -> Function:
 
 
 @contextmanager
-def _traced() -> Iterator[_Step]:
-    before, _here.step = _step(), _Step()
+def _traced(model: Any, data: Any, rehearses: bool = False) -> Iterator[_Step]:
+    before, _here.step = _step(), _Step(model, data, rehearses)
     try:
         yield _here.step
     finally:
         _here.step = before
 
 
-def _undivided(model: Any) -> UnsupportedError:
+def _rehearse(model: Any, step_function: Function, data: Any) -> bool:
+    """Traces an eager step in a graph that never runs, since only a graph says what a loss is made of."""
+    with _traced(model, data, rehearses=True) as found:
+        with FuncGraph("rehearsal").as_default(), suppress(Exception):  # what works eagerly only is not judged
+            step_function(
+                keras.tree.map_structure(
+                    lambda part: tf.compat.v1.placeholder(part.dtype, part.shape) if tf.is_tensor(part) else part, data
+                )
+            )
+        if found.gradients:
+            _require_divided(found)
+    return bool(found.gradients)
+
+
+def _require_divided(step: _Step) -> None:
+    """Refuses a step of which a loss is not divided by the number of replicas, or is a sum and divided."""
+    if not step.updates or is_alone():
+        return
+    if not (step.gradients or step.divided or step.summed):
+        raise _undivided(step.model)
+    replicas = step.model.distribute_strategy.num_replicas_in_sync if step.asks else None
+    terms = step.terms(step.model.trainable_variables, replicas)
+    if any(SUMMED in terms.of(loss) for loss in step.added if hasattr(loss, "graph")):
+        raise _added_sum(step.model)
+    for targets, weights, gradients in step.gradients:
+        terms = step.terms(weights, replicas)
+        wrong = [target for target in targets if UNDIVIDED in terms.of(target)]
+        others = [target for others, _, found in step.gradients if found is not gradients for target in others]
+        if wrong and not depends_on(others, gradients):  # else only part of another loss, as in meta-learning
+            raise _undivided(step.model, f" ({terms.undivided_at(wrong[0])})")
+
+
+def _undivided(model: Any, where: str = "") -> UnsupportedError:
     replicas = model.distribute_strategy.num_replicas_in_sync
     return UnsupportedError(
-        f"Expected {type(model).__name__} to divide its loss by the number of replicas, {replicas}, whose gradients "
-        "are summed. Found: a train_step or compute_loss that computes a loss by itself, with gradients "
-        f"{replicas} times as large as on one device. What to do: compute it with a keras.losses.Loss, or, if it is a "
-        "mean over a replica's examples, return tf.nn.scale_regularization_loss(loss), which divides it."
+        f"Expected {type(model).__name__} to divide each term of its loss by the number of replicas, {replicas}, since "
+        f"their gradients are summed. Found: a train_step or compute_loss that computes a term by itself{where}, with "
+        f"gradients {replicas} times as large as on one device. What to do: compute it with a keras.losses.Loss or, if "
+        "it is a mean over a replica's examples or depends on weights alone, use "
+        "tf.nn.scale_regularization_loss(term), which divides it."
     )
 
 
@@ -122,7 +177,7 @@ def _noting(kind: str, original: Function) -> Function:
     def noting(*args: Any, **kwargs: Any) -> Any:
         value, step = original(*args, **kwargs), _step()
         if step is not None:
-            getattr(step, kind).append(value)
+            getattr(step, kind).extend(keras.tree.flatten(value))
         return value
 
     return noting
@@ -130,22 +185,64 @@ def _noting(kind: str, original: Function) -> Function:
 
 def _noting_sums(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
-        step, weighted = _step(), reduction == "mean_with_sample_weight" and sample_weight is not None
+        loss, step = original(values, sample_weight, reduction), _step()
+        weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
         if step is not None and (weighted or reduction in (None, "none", "sum")):
-            step.summed = True
-        return original(values, sample_weight, reduction)
+            step.summed.append(loss if weighted else None)
+        return loss
 
     return reduce_values
 
 
-def _noting_updates(original: Function) -> Function:
-    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+def _noting_added(original: Function) -> Function:
+    def _aggregate_additional_loss(self: Any, loss: Any) -> Any:
         step = _step()
         if step is not None:
-            step.updates = True
-        original(self, grads, trainable_variables)
+            step.added.append(loss)
+        return original(self, loss)
 
-    return _backend_apply_gradients
+    return _aggregate_additional_loss
+
+
+def _noting_gradients(original: Function) -> Function:
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients, step = original(self, target, sources, *args, **kwargs), _step()
+        if step is not None and not args and not kwargs.get("output_gradients"):
+            parts = [[part for part in keras.tree.flatten(value) if part is not None] for value in (target, gradients)]
+            targets, weights = [part for part in parts[0] if hasattr(part, "graph")], keras.tree.flatten(sources)
+            if targets and all(hasattr(weight, "handle") for weight in weights):
+                step.gradients.append((targets, weights, parts[1]))
+        return gradients
+
+    return gradient
+
+
+def _noting_questions(original: Function) -> Function:
+    def num_replicas_in_sync(self: Any) -> int:
+        step = _step()
+        if step is not None and not sys._getframe(1).f_globals["__name__"].startswith(
+            ("keras.", "tensorflow.", "tfopt.")
+        ):
+            step.asks = True
+        return original(self)
+
+    return num_replicas_in_sync
+
+
+def note_update() -> bool:
+    """Notes that the step being traced updates weights; returns whether it only rehearses, and must not."""
+    step = _step()
+    if step is not None:
+        step.updates = True
+    return step is not None and step.rehearses
+
+
+def _noting_updates(original: Function) -> Function:
+    def apply(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not note_update():
+            original(self, *args, **kwargs)
+
+    return apply
 
 
 def _probing(original: Function) -> Function:
@@ -219,12 +316,16 @@ def _refuse_sums(model: Any, added: Sequence[list[float]]) -> None:
         return
     doubles = np.isclose(whole, first + second, rtol=_NEAR) & ~np.isclose(whole, (first + second) / 2, rtol=_NEAR)
     if np.any(doubles & (whole == again)):
-        layers = [repr(layer.name) for layer in model._flatten_layers() if getattr(layer, "_losses", None)]
-        raise UnsupportedError(
-            "Expected add_loss with a mean over the examples, as Keras combines it over replicas. Found: a sum, or a "
-            f"loss for each example, in {', '.join(layers)}: its gradient would be too small by the number of "
-            "replicas. What to do: add its mean over the examples, with a larger weight if need be."
-        )
+        raise _added_sum(model)
+
+
+def _added_sum(model: Any) -> UnsupportedError:
+    layers = [repr(layer.name) for layer in model._flatten_layers() if getattr(layer, "_losses", None)]
+    return UnsupportedError(
+        "Expected add_loss with a mean over the examples, as Keras combines it over replicas. Found: a sum, or a "
+        f"loss for each example, in {', '.join(layers)}: its gradient would be too small by the number of "
+        "replicas. What to do: add its mean over the examples, with a larger weight if need be."
+    )
 
 
 def _refuse_pairs(loss: Any, y_true: Any, y_pred: Any, size: int) -> None:
@@ -249,9 +350,9 @@ def _refuse_pairs(loss: Any, y_true: Any, y_pred: Any, size: int) -> None:
 REPLICA_LOSSES = Repair(
     name="replica_losses",
     defect=(
-        "Under a tf.distribute strategy with several replicas, a loss that a train_step or compute_loss computes by "
-        "itself has gradients too large by the number of replicas; what a train_step logs, and sums in add_loss, are "
-        "too small by it; and losses that compare examples see only those of a replica."
+        "Under a tf.distribute strategy with several replicas, a loss, or a term of one, that a train_step or "
+        "compute_loss computes by itself has gradients too large by the number of replicas; what a train_step logs, "
+        "and sums in add_loss, are too small by it; and losses that compare examples see only those of a replica."
     ),
     reference="Keras, scale_loss_for_distribution in keras/src/losses/loss.py; no upstream report was found.",
     broken={
@@ -264,7 +365,13 @@ REPLICA_LOSSES = Repair(
         f"{_AVERAGES}:compute_average_loss": frozenset({"720ed23d691ef974"}),
         f"{_AVERAGES}:scale_regularization_loss": frozenset({"6cac27fd8ba10ac2"}),
         f"{_MEAN}.update_state": frozenset({"131afaa19cbd7a6d"}),
-        f"{_OPTIMIZER}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
+        f"{_TENSORFLOW_TRAINER}._aggregate_additional_loss": frozenset({"19cc9c02e41735d5"}),
+        f"{_OPTIMIZER}.apply": frozenset({"4634947582aff41e"}),
+        f"{_SCALING_OPTIMIZER}.apply": frozenset({"d9ab44f3671faadc"}),
+        _GRADIENT: frozenset({"1cc6d3141d359b16"}),
+        f"{_STRATEGIES}:StrategyBase.num_replicas_in_sync": frozenset({"c71be4ca4f7f2c36"}),
+        f"{_STRATEGIES}:ReplicaContextBase.num_replicas_in_sync": frozenset({"45c99f38619fb780"}),
+        f"{_STRATEGIES}:ReplicaContextBase.all_reduce": frozenset({"ee36dfdc2e8c3bcb"}),
     },
     replace={
         f"{_TENSORFLOW_TRAINER}._make_function": _watching,
@@ -276,7 +383,13 @@ REPLICA_LOSSES = Repair(
         f"{_AVERAGES}:compute_average_loss": functools.partial(_noting, "divided"),
         f"{_AVERAGES}:scale_regularization_loss": functools.partial(_noting, "divided"),
         f"{_MEAN}.update_state": _logging_whole,
-        f"{_OPTIMIZER}._backend_apply_gradients": _noting_updates,
+        f"{_TENSORFLOW_TRAINER}._aggregate_additional_loss": _noting_added,
+        f"{_OPTIMIZER}.apply": _noting_updates,
+        f"{_SCALING_OPTIMIZER}.apply": _noting_updates,
+        _GRADIENT: _noting_gradients,
+        f"{_STRATEGIES}:StrategyBase.num_replicas_in_sync": _noting_questions,
+        f"{_STRATEGIES}:ReplicaContextBase.num_replicas_in_sync": _noting_questions,
+        f"{_STRATEGIES}:ReplicaContextBase.all_reduce": functools.partial(_noting, "shared"),
     },
     without="Return keras.losses.Loss objects' values from compute_loss, and add_loss means only.",
 )

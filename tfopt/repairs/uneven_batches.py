@@ -1,4 +1,7 @@
-"""D2: in a batch that splits unevenly over the replicas, examples have unequal weights."""
+"""D2: in a batch that splits unevenly over the replicas, examples have unequal weights.
+
+D26: behind a mask, a synchronized BatchNormalization uses each replica's examples alone.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -112,6 +115,8 @@ def _masking(original: Function) -> Function:
 
 def _keeping_statistics(original: Function) -> Function:
     def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        if self.synchronized and mask is not None and trains_together():
+            return _masked_moments(inputs, mask, self._reduction_axes)
         mean, variance = original(self, inputs, mask)
         if self.synchronized or not in_several_replicas() or inputs.shape[0]:
             return mean, variance
@@ -125,12 +130,25 @@ def _keeping_statistics(original: Function) -> Function:
     return _moments
 
 
+def _masked_moments(inputs: Any, mask: Any, axes: Any) -> tuple[Any, Any]:
+    """Keras' mean and variance of what a mask keeps, over all replicas."""
+    kept = tf.broadcast_to(tf.expand_dims(tf.cast(mask, bool), -1), tf.shape(inputs))
+
+    def total(values: Any) -> Any:
+        return _over_all(tf.reduce_sum(tf.where(kept, values, 0), axes, keepdims=True))
+
+    count = total(tf.ones_like(inputs)) + keras.backend.epsilon()
+    mean = total(inputs) / count
+    return tf.squeeze(mean), tf.squeeze(total(tf.square(inputs - mean)) / count)
+
+
 UNEVEN_BATCHES = Repair(
     name="uneven_batches",
     defect=(
         "Under a tf.distribute strategy with several replicas, a batch that splits unevenly (the last one of an epoch) "
         "weighs replicas equally instead of examples; so do masks and sample weights that differ between replicas. A "
-        "replica without examples fills BatchNormalization with NaN."
+        "replica without examples fills BatchNormalization with NaN, and behind a mask a synchronized one uses the "
+        "examples of each replica alone."
     ),
     reference="Keras, scale_loss_for_distribution in keras/src/losses/loss.py; no upstream report was found.",
     broken={
