@@ -182,6 +182,14 @@ class TwoOptimizers(keras.Sequential):
         self.others = [keras.optimizers.SGD(0.1)]
 
 
+class SecondOptimizer(TwoOptimizers):
+    """Keeps it in an attribute, which TensorFlow notes as well."""
+
+    def compile(self, *args, **options):
+        keras.Sequential.compile(self, *args, **options)
+        self.other = keras.optimizers.SGD(0.1)
+
+
 class Traced(keras.Sequential):
     """Decorates its step."""
 
@@ -196,9 +204,23 @@ def average(y, y_pred):
 
 REFUSED = {
     "two optimizers": (lambda: net(kind=TwoOptimizers), r"Found: another one in TwoOptimizers\.others"),
+    "a second optimizer": (lambda: net(kind=SecondOptimizer), r"Found: another one in SecondOptimizer\.other,"),
     "a tf.function": (lambda: net(kind=Traced), r"Traced\.train_step is a tf\.function\. Remove"),
     "dice": (lambda: net(loss=keras.losses.Dice()), "Found: dice, which is computed from all examples"),
     "tversky": (lambda: net(loss=keras.losses.Tversky(axis=(0, 1))), "Found: tversky, which"),
+    "cosine over the examples": (
+        lambda: net(loss=keras.losses.CosineSimilarity(axis=0)),
+        "Found: cosine_similarity, which is computed from all examples",
+    ),
+    "cross-entropy over the examples": (
+        lambda: net(loss=keras.losses.CategoricalCrossentropy(axis=0)),
+        "Found: categorical_crossentropy, which",
+    ),
+    "a function that sums": (lambda: net(loss=lambda y, p: keras.ops.sum((y - p) ** 2)), "or is a sum over them"),
+    "pairs by hand": (
+        lambda: net(loss=lambda y, p: keras.ops.mean(keras.ops.matmul(p, keras.ops.transpose(p)), -1)),
+        "Found: .*, which",
+    ),
     "no updates": (lambda: net(kind=Silent), r"Found: Silent\.train_step, which does not call"),
     "two updates": (lambda: net(kind=Twice), "calls it twice"),
     "sum": (lambda: net(loss=keras.losses.MeanSquaredError("sum")), "a mean over the examples. Found: a sum"),
@@ -276,6 +298,35 @@ def test_a_loss_of_pairs_is_refused():
     accumulate(model, 2)
     with pytest.raises(UnsupportedError, match="Found: circle, which is computed from all examples"):
         model.train_on_batch(X[:4], np.arange(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_apply_of_the_users_own_stays(when):
+    model, expected, seen = net(), net(), []
+
+    def set_apply(model):
+        plain = model.optimizer.apply
+
+        def apply(grads, variables=None):
+            seen.append(model)
+            plain([0.5 * gradient for gradient in grads], variables)
+
+        vars(model.optimizer)["apply"] = apply
+        return apply
+
+    set_apply(expected)
+    own = set_apply(model) if when == "before" else None
+    accumulate(model, 4)
+    own = own or set_apply(model)
+    fit(model), fit(expected, 16)
+    assert_same(model, expected)
+    for steps in (2, 1):
+        accumulate(model, steps)
+    assert model.optimizer.apply is own
+    fit(model), fit(expected)
+    assert_same(model, expected)
+    assert model in seen
 
 
 @pytest.mark.slow

@@ -23,12 +23,13 @@ def accumulate(model: keras.Model, steps: int) -> int:
     with these differences: layers that look at a whole batch, such as BatchNormalization, see each batch separately,
     dropout draws different masks, and embeddings sum the gradients of an id before they are clipped or squared.
 
-    Examples weigh equally, also in a smaller last batch; so do positions under a mask, and sample weights in a loss
-    that divides by them. Clipping and loss scaling act on the mean gradient, and an overflow in one batch skips the
-    whole update. Weight decay, constraints, averages of the weights, `optimizer.iterations` and learning-rate schedules
-    move once per update. An epoch of `fit` ends with an update of the batches that are left; a `fit` that fails or is
-    interrupted drops them. `train_on_batch` continues an open round (the batches of one update); another call of
-    `accumulate` ends it.
+    A batch weighs what its loss divides by: examples, also in a smaller last batch; positions under a mask; nodes of
+    graphs or tokens of packed rows; sample weights in a loss that divides by them. Clipping and loss scaling act on the
+    mean gradient, and an overflow in one batch skips the whole update. An `optimizer.apply` that you have set gets that
+    mean, once per update. Weight decay, constraints, averages of the weights, `optimizer.iterations` and learning-rate
+    schedules move once per update. An epoch of `fit` ends with an update of the batches that are left; a `fit` that
+    fails or is interrupted drops them. `train_on_batch` continues an open round (the batches of one update); another
+    call of `accumulate` ends it.
 
     The optimizer's state stays as it is when you switch, and a saved model is the same as without accumulation. Call
     `accumulate` again on a loaded model, on a clone, after `compile`, and after `tfopt.precision.apply` if that changes
@@ -48,11 +49,12 @@ def accumulate(model: keras.Model, steps: int) -> int:
         TypeError: If `model` is not a Keras model, or `steps` not an integer.
         ValueError: If the model is not compiled with an optimizer, or `steps` is not from 1 to 2**31 - 1.
         tfopt.errors.UnsupportedError: If tfopt's repairs do not know this version of Keras. In the first step: if a
-            loss is a sum, or is computed from a whole batch (Dice, Tversky, Circle), or is one number while there are
-            sample weights; if it divides by a mask or by sample weights and is not the only one; if a train_step is a
-            tf.function, or does not call `model.optimizer.apply` (or `apply_gradients`) once; if the model has a second
-            optimizer, or another train_step since, or has been compiled again; if another model or your own loop uses
-            the optimizer; or with `LocalSteps`.
+            loss is a sum, or is computed from a whole batch (Dice, Circle, an axis with the examples), or is one number
+            while there are sample weights; if it divides by a mask or by sample weights and is not the only one; if a
+            train_step is a tf.function, or does not call `model.optimizer.apply` (or `apply_gradients`) once; if the
+            model has a second optimizer, or another train_step since, or has been compiled again; if another model or
+            your own loop uses the optimizer; or with `LocalSteps`. At the end of an epoch: if batches weigh differently
+            in one loss than in another, such as one per node and one per graph.
 
     Example:
         >>> tfopt.batch.accumulate(model, 4)
@@ -90,9 +92,12 @@ def _remove(model: keras.Model) -> int:
         if vars(model.optimizer).get(ROUNDS) is rounds:
             before = rounds.steps
             rounds.end()
-        if vars(rounds.optimizer).get(ROUNDS) is rounds:  # and not those of a model that shares it
-            for name in ("apply", ROUNDS):
-                vars(rounds.optimizer).pop(name, None)
+        its = vars(rounds.optimizer)
+        if its.get(ROUNDS) is rounds:  # and not those of a model that shares it
+            del its[ROUNDS]
+            if its.get("apply") == rounds.apply:  # and not one that the user has set since
+                its.pop("apply")
+                its.update({"apply": rounds.own_apply} if rounds.own_apply else {})
     return before
 
 
@@ -151,7 +156,10 @@ def _require_supported(model: keras.Model, own: dict[str, Any]) -> None:
             f"Expected a train_step that Keras traces itself. Found: {type(model).__name__}.train_step is a "
             "tf.function. Remove @tf.function; `fit` compiles the step without it."
         )
-    for name, value in vars(model).items():
+    own_names = {
+        name: value for name, value in vars(model).items() if not name.startswith("_self_")
+    }  # not TensorFlow's
+    for name, value in own_names.items():
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         if any(isinstance(part, keras.optimizers.Optimizer) and part is not model.optimizer for part in parts):
             raise UnsupportedError(

@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.batch.averaging import averages
 from tfopt.errors import UnsupportedError
-from tfopt.repairs.optimizers import Reduction, reductions_noted
+from tfopt.repairs.optimizers import ROUNDS, Reduction, reductions_noted
 from tfopt.repairs.repair import in_several_replicas, is_alone, trains_together
+from tfopt.repairs.replica_losses import note_update
 
 _thread = threading.local()  # the batch that this thread trains on
 
@@ -28,9 +30,12 @@ class Rounds:
 
     def __init__(self, optimizer: Any, steps: int):
         self.optimizer, self.steps = optimizer, steps
+        self.own_apply: Any = vars(optimizer).get("apply")
+        """An `apply` that the user has set on the optimizer; it gets the means."""
         self._strategy = optimizer._distribution_strategy
         self._batches = self._variable(tf.zeros((), tf.int64))  # of the open round
-        self._weight = self._variable(tf.zeros((), tf.float64))  # of all of them; sums of sample weights need the bits
+        self._weights = self._variable(tf.zeros(2, tf.float64))  # of all of them; sums of sample weights need the bits
+        self._apart = self._variable(tf.zeros((), tf.int64))  # 1 if losses disagreed about a batch's share
         self._means: dict[str, tf.Variable] = {}
         self._variables: list[Any] = []
         self._exist: list[bool] = []  # gradients of them
@@ -38,6 +43,9 @@ class Rounds:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Does what the optimizer's `apply` does, but updates with the mean of a round at its end."""
+        if vars(self.optimizer).get(ROUNDS) is not self:  # switched off, but the user's own apply still calls this
+            self._apply(grads, trainable_variables)
+            return
         batch: Batch | None = getattr(_thread, "batch", None)
         if batch is None:
             raise UnsupportedError(
@@ -45,19 +53,23 @@ class Rounds:
                 "called elsewhere: by a loop of your own, a train_step set since, or another model with this "
                 "optimizer. Call tfopt.batch.accumulate(model, 1) first, or give the other model its own optimizer."
             )
-        weight = batch.count_update()
+        weights = batch.count_update()
+        if note_update():
+            return
         grads, variables = list(grads), list(trainable_variables or self.optimizer._trainable_variables)
         self._prepare(grads, variables)
-        first, weight = tf.equal(self._batches, 0), tf.cast(weight, tf.float64)
-        total = tf.where(first, tf.zeros_like(weight), self._weight) + weight
-        share = tf.math.divide_no_nan(weight, total)
+        first = tf.equal(self._batches, 0)
+        totals = tf.where(first, tf.zeros_like(weights), self._weights) + weights
+        shares = tf.math.divide_no_nan(weights, totals)
+        apart, share = tf.cast(shares[0] != shares[1], tf.int64), shares[0]
         kept_share = tf.where(first, tf.zeros_like(share), 1 - share)
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
                 self._add(gradient, variable, share, kept_share)
         done = self._batches + 1
         full = tf.equal(done, self.steps)
-        self._weight.assign(total)
+        self._weights.assign(totals)
+        self._apart.assign(tf.maximum(self._apart, apart))
         self._batches.assign(tf.where(full, tf.zeros_like(done), done))
         if trains_together():
             # All replicas must enter the branch that synchronises together, so it is outside the replica context.
@@ -66,7 +78,18 @@ class Rounds:
             tf.cond(full, self._update, lambda: None)
 
     def end(self) -> None:
-        """Ends an open round: updates with the mean of the batches that it has."""
+        """Ends an open round: updates with the mean of the batches that it has.
+
+        Raises:
+            tfopt.errors.UnsupportedError: If the batches had other shares in one loss than in another.
+        """
+        if int(self._strategy.experimental_local_results(self._apart)[0]):
+            self.drop()
+            raise UnsupportedError(
+                "Expected losses that all divide by the same number in a batch, or by a multiple of it. Found: losses "
+                "in which the batches of a round weigh differently, such as one per node and one per graph. The "
+                "updates until now were wrong. Train without accumulation, with larger batches, or with one loss."
+            )
         if not int(self._strategy.experimental_local_results(self._batches)[0]):
             return
         if self._end is None:
@@ -80,8 +103,9 @@ class Rounds:
 
     def drop(self) -> None:
         """Forgets the batches of an open round."""
-        for batches in self._strategy.experimental_local_results(self._batches):
-            batches.assign(0)
+        for variable in (self._batches, self._apart):
+            for part in self._strategy.experimental_local_results(variable):
+                part.assign(0)
 
     def _prepare(self, grads: list[Any], variables: list[Any]) -> None:
         """Creates what the update needs, which it cannot inside a branch, nor XLA at all."""
@@ -134,7 +158,13 @@ class Rounds:
             _read(self._means[self._key(variable)], variable.dtype) if exists else None
             for variable, exists in zip(self._variables, self._exist, strict=True)
         ]
-        type(self.optimizer).apply(self.optimizer, means, self._variables)
+        self._apply(means, self._variables)
+
+    def _apply(self, grads: Any, variables: Any) -> None:
+        if self.own_apply is None:
+            type(self.optimizer).apply(self.optimizer, grads, variables)
+        else:
+            self.own_apply(grads, variables)
 
 
 def _read(variable: Any, dtype: Any) -> tf.Tensor:
@@ -162,8 +192,8 @@ class Batch:
         self.updates = 0
         """How often the optimizer was given its gradients."""
 
-    def count_update(self) -> Any:
-        """Counts an update, and returns the batch's weight over all replicas."""
+    def count_update(self) -> tf.Tensor:
+        """Counts an update, and returns what the batch weighs over all replicas: in its first loss, and in all."""
         self.updates += 1
         if self.updates > 1:
             raise UnsupportedError(
@@ -176,37 +206,51 @@ class Batch:
                 "Expected replicas that update together. Found: LocalSteps along with tfopt.batch.accumulate. "
                 "Use one of them: LocalSteps saves the communication that accumulation saves."
             )
-        return self._weight()
-
-    def _weight(self) -> Any:
         self._require_means()
+        weights = self._weights()
+        return _over_replicas(tf.stack([weights[0], sum(weights)]))
+
+    def _weights(self) -> list[tf.Tensor]:
+        """What each loss divides by, or what is in proportion to it."""
         others = [reduction for reduction in self._reductions if reduction.kind != "examples"]
-        if not others:
-            return self._examples()
         added = any(layer._losses for layer in self._model._flatten_layers())
-        if added or len(self._reductions) > 1:
+        if others and (added or len(self._reductions) > 1):
             raise UnsupportedError(
                 f"Expected losses that are all means over the examples, or only one loss. Found: one that divides by "
                 f"{'its mask' if others[0].kind == 'mask' else 'its sample weights'}, and "
                 f"{'one that a layer adds' if added else 'another one'}: the batches weigh differently in each. "
                 "Leave out the mask or the added loss, or train with larger batches."
             )
-        return _over_replicas(tf.reduce_sum(tf.cast(others[0].divisor, tf.float64)))
+        if others:
+            return [tf.reduce_sum(tf.cast(others[0].divisor, tf.float64))]
+        averaged = [self._averaged(reduction.divisor) for reduction in self._reductions]
+        if len(averaged) == 1 and not added:
+            return [tf.cast(tf.size(averaged[0]), tf.float64)]
+        averaged += [self._averaged(None)] if added or not averaged else []
+        return [tf.cast(tf.shape(part)[0], tf.float64) for part in averaged]
+
+    def _averaged(self, values: Any) -> Any:
+        """What was averaged, if it can be read here, or else the first part of the batch that has examples."""
+        inside = getattr(values, "graph", None) not in (None, tf.compat.v1.get_default_graph())
+        if values is not None and not inside:
+            return values
+        parts = [part for part in keras.tree.flatten(self._data) if getattr(part, "shape", ()) != ()]
+        return parts[0] if parts else tf.zeros(1)
 
     def _require_means(self) -> None:
         kinds = {reduction.kind for reduction in self._reductions}
-        coupled = next((loss.name for loss in _losses(self._model) if _couples_examples(loss)), None)
-        if coupled is not None:
-            raise UnsupportedError(
-                f"Expected a loss that is a mean over the examples. Found: {coupled}, which is computed from all "
-                "examples of a batch together. Choose another loss (for Dice and Tversky, an axis without the "
-                "examples), or train with larger batches."
-            )
         if "sum" in kinds:
             raise UnsupportedError(
                 "Expected a loss that is a mean over the examples. Found: a sum, reduction='sum' or None, which would "
                 "be divided by the number of batches. Use reduction='sum_over_batch_size' and a larger learning rate."
             )
+        for loss, y_true, y_pred in (reduction.call for reduction in self._reductions if reduction.call is not None):
+            if not averages(loss, y_true, y_pred):
+                raise UnsupportedError(
+                    f"Expected a loss that is a mean over the examples. Found: {loss.name}, which is computed from all "
+                    "examples of a batch together, or is a sum over them. Choose another loss (an axis without the "
+                    "examples, or a mean), or train with larger batches."
+                )
         if "product" in kinds:
             raise UnsupportedError(
                 "Expected a loss per example, or no sample weights. Found: a loss function that returns one number, "
@@ -214,27 +258,8 @@ class Batch:
                 "ops.mean((y - y_pred) ** 2, axis=-1)."
             )
 
-    def _examples(self) -> Any:
-        parts = [part for part in keras.tree.flatten(self._data) if getattr(part, "shape", ()) != ()]
-        size = parts[0].shape[0] if parts else 1
-        if not parts or (size is not None and not tf.executing_eagerly()):  # in a graph it holds for all replicas
-            return size * (tf.distribute.get_strategy().num_replicas_in_sync if trains_together() else 1)
-        return _over_replicas(tf.shape(parts[0])[0])
-
-
-def _losses(model: Any) -> list[Any]:
-    compiled = model._compile_loss
-    return [entry.loss for entry in compiled._flat_losses] if compiled is not None and compiled.built else []
-
-
-def _couples_examples(loss: Any) -> bool:
-    function, axis = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}).get("axis")
-    over_batch = axis is None or 0 in (axis if isinstance(axis, tuple | list) else (axis,))
-    return function is keras.losses.circle or (function in (keras.losses.dice, keras.losses.tversky) and over_batch)
-
 
 def _over_replicas(value: Any) -> tf.Tensor:
-    value = tf.cast(value, tf.float64)
     if not trains_together():
         return value
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)

@@ -217,19 +217,21 @@ class Reduction(NamedTuple):
     """A mean over all values, over those a mask leaves or by sample weights; a sum; or one value times the mean of the
     sample weights."""
     divisor: Any = None
-    """The mask, or the sample weights."""
+    """The mask, the sample weights, or else what has a value for each that was averaged; None if that is unknown."""
+    call: tuple[Any, Any, Any] | None = None
+    """The loss, its targets and its predictions."""
 
 
 class _Values(NamedTuple):
     """What a loss reduces, before masks and weights multiply it."""
 
-    is_scalar: bool
-    is_weighted: bool
-    mask: Any
+    values: Any
+    is_weighted: bool = False
+    mask: Any = None
     of_step: bool = True
 
 
-_here = threading.local()  # where to note reductions in this thread, and the values of the next one
+_here = threading.local()  # where to note reductions in this thread, the loss called, and the values of the next one
 
 
 @contextmanager
@@ -243,6 +245,17 @@ def reductions_noted() -> Iterator[list[Reduction]]:
         _here.noted = before
 
 
+def _noting_call(original: Function) -> Function:
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        before, _here.call = getattr(_here, "call", None), (self, y_true, y_pred)
+        try:
+            return original(self, y_true, y_pred, sample_weight)
+        finally:
+            _here.call = before
+
+    return call
+
+
 def _noting_values(original: Function) -> Function:
     def reduce_weighted_values(
         values: Any,
@@ -251,8 +264,7 @@ def _noting_values(original: Function) -> Function:
         reduction: str = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        of_step = not hasattr(values, NOT_OF_THE_STEP)
-        _here.values = _Values(not len(getattr(values, "shape", ())), sample_weight is not None, mask, of_step)
+        _here.values = _Values(values, sample_weight is not None, mask, not hasattr(values, NOT_OF_THE_STEP))
         return original(values, sample_weight, mask, reduction, dtype)
 
     return reduce_weighted_values
@@ -260,25 +272,30 @@ def _noting_values(original: Function) -> Function:
 
 def _noting_reduction(original: Function) -> Function:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size") -> Any:
-        given, _here.values = getattr(_here, "values", None), None
-        given = given or _Values(not len(values.shape), False, None)
+        given, _here.values = getattr(_here, "values", None) or _Values(values), None
         if getattr(_here, "noted", None) is not None and given.of_step:
-            _here.noted.append(_reduction(given, sample_weight, reduction))
+            call = getattr(_here, "call", None)
+            _here.noted.append(_reduction(given, sample_weight, reduction, call)._replace(call=call))
         return original(values, sample_weight, reduction)
 
     return reduce_values
 
 
-def _reduction(values: _Values, sample_weight: Any, reduction: str | None) -> Reduction:
-    if values.is_scalar and sample_weight is None:
-        return Reduction("examples")  # a mean that the user's own function has taken
+def _reduction(given: _Values, sample_weight: Any, reduction: str | None, call: Any) -> Reduction:
+    shape: Any = getattr(given.values, "shape", ())
+    is_scalar = not len(shape)
+    averaged = None if is_scalar else given.values
+    if call is not None and (is_scalar or shape[0] != keras.tree.flatten(call[1])[0].shape[0]):
+        averaged = keras.tree.flatten(call[2])[0]  # the user's own function has taken the mean over the examples
+    if is_scalar and sample_weight is None:
+        return Reduction("examples", averaged)
     if reduction in (None, "none", "sum"):
         return Reduction("sum")
-    if values.is_scalar:  # a mask leaves it as it is: Keras divides by what it multiplies with
-        return Reduction("product" if values.is_weighted else "examples")
+    if is_scalar:  # a mask leaves it as it is: Keras divides by what it multiplies with
+        return Reduction("product" if given.is_weighted else "examples", averaged)
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         return Reduction("weights", sample_weight)
-    return Reduction("examples") if values.mask is None else Reduction("mask", values.mask)
+    return Reduction("examples", averaged) if given.mask is None else Reduction("mask", given.mask)
 
 
 ACCUMULATION = Repair(
@@ -293,6 +310,7 @@ ACCUMULATION = Repair(
         f"{_BASE}._get_current_learning_rate": frozenset({"a90d5cfe04f6c5c3"}),
         f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
         f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
+        f"{_LOSS}:Loss.__call__": frozenset({"90f470ab3f051183"}),
         f"{_LOSS}:reduce_weighted_values": frozenset({"01a515706e7b664e"}),
         f"{_LOSS}:reduce_values": frozenset({"426eafe27d1d3164"}),
     },
@@ -300,6 +318,7 @@ ACCUMULATION = Repair(
         f"{_BASE}._get_current_learning_rate": _counting_updates,
         f"{_BASE}._backend_apply_gradients": _deciding_for_all_replicas,
         f"{_TRAINER}.fit": _ending_rounds,
+        f"{_LOSS}:Loss.__call__": _noting_call,
         f"{_LOSS}:reduce_weighted_values": _noting_values,
         f"{_LOSS}:reduce_values": _noting_reduction,
     },
