@@ -184,6 +184,17 @@ def shuffle_warnings(with_tfopt, folder):
     return sum("`shuffle=True` was passed" in str(warning.message) for warning in caught)
 
 
+def first_step(with_tfopt, folder):
+    """A weight of 1 after a step of 0.001 by ScheduleFreeAdamW."""
+    model = one_weight()
+    model.set_weights([np.ones((1, 1))])
+    model.compile(keras.optimizers.ScheduleFreeAdamW(0.001), lambda y, y_pred: -y_pred, jit_compile=False)
+    if with_tfopt:
+        tfopt.repairs.install("schedule_free")
+    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
+    return float(model.get_weights()[0][0, 0])
+
+
 CASES = (
     Case("D14", "`.keras` files lost in 5 kills during a save", 0, lost_as(".keras"), handled=False),
     Case("D14", "`.weights.h5` files lost", 0, lost_as(".weights.h5"), handled=False),
@@ -199,4 +210,5 @@ CASES = (
     Case("D16", "steps counted after one, and one that ran out of memory", 1, after_out_of_memory),
     Case("D19", "steps counted after 6 epochs of 3 batches", 18, unknown_length),
     Case("D20", "warnings about a shuffled dataset", 0, shuffle_warnings),
+    Case("D23", "a weight of 1 after a first step of 0.001", 1.001, first_step, tolerance=1e-5),
 )

@@ -29,6 +29,7 @@ NAMES = [
     "replica_losses",
     "shared_files",
     "failed_steps",
+    "schedule_free",
 ]
 
 

@@ -243,7 +243,7 @@ def _compared(one: Candidate, times: Mapping[str, StepTimes], pauses_ms: float) 
     if not one.against:
         alone = times[one.name]
         evidence = f"{one.evidence} It takes {alone.median_ms:.3g} ms."
-        return Cost(one.name, alone.median_ms, evidence, one.lines, alone.interval_ms)
+        return Cost(one.name, alone.median_ms, evidence, one.lines, alone.spread_ms)
     against = one.against if one.against in times else NOW
     cost, interval = difference_ms(times[against], times[one.name])
     before = times[against].median_ms + (0 if against == STEP else pauses_ms)

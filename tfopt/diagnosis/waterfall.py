@@ -23,7 +23,7 @@ def bars(diagnosis: Diagnosis) -> list[Bar]:
     """
     now, floor, now_ms = diagnosis.now, diagnosis.floor, diagnosis.now.median_ms
     rate = " a step" if now.examples_per_second is None else f" ({figure(now.examples_per_second)} examples/s)"
-    drawn = [Bar("now", now_ms, _ms(now_ms) + rate, *now.interval_ms, "baseline", "a step now")]
+    drawn = [Bar("now", now_ms, _ms(now_ms) + rate, *now.spread_ms, "baseline", "a step now")]
     at_ms = now_ms
     for cause in diagnosis.worth_changing:
         low, high = cause.interval_ms
@@ -35,7 +35,7 @@ def bars(diagnosis: Diagnosis) -> list[Bar]:
         name = "causes overlap" if rest_ms < 0 and len(diagnosis.worth_changing) > 1 else "not explained"
         label = f"{_ms(rest_ms)}, {_percent(rest_ms / now_ms)}"
         drawn.append(Bar(name, -rest_ms, label, tone="unclear", meaning=name, start=at_ms))
-    low, high = floor.interval_ms
+    low, high = floor.spread_ms
     label = f"{_ms(floor.median_ms)} ({_between(low, high)}), {_percent(floor.median_ms / now_ms)}"
     return [*drawn, Bar("the computation", floor.median_ms, label, low, high, "better", "the computation")]
 

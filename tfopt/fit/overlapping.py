@@ -23,6 +23,7 @@ from tfopt.pipelines.device.copying import CopiedAhead, IntegersOnHost, copy_ahe
 from tfopt.pipelines.device.device_stage import NotAttached, stage_of
 from tfopt.pipelines.device.placing import choose_device, is_gpu
 from tfopt.repairs import Repair
+from tfopt.repairs.optimizers import repair_optimizer
 from tfopt.repairs.repair import Function
 from tfopt.warn import warn_once
 
@@ -118,6 +119,7 @@ def _attach(model: keras.Model, state: Overlap) -> None:
 
     @functools.wraps(kind._maybe_symbolic_build)
     def _maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
+        repair_optimizer(model)
         kind._maybe_symbolic_build(model, iterator=iterator, data_batch=data_batch)
         # fit and evaluate call no other method with their iterator before they use it.
         if iterator is not None:

@@ -1,16 +1,20 @@
-"""Step times as raw samples, several variants measured in turn, and two compared by a ratio with its interval."""
+"""Step times as raw samples, several variants measured in turn, and two compared by a ratio with its interval.
+
+The samples of a repeat share what the machine was doing then: only repeats say how much a measurement varies.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median, stdev
 from typing import Any, Self
-
-import numpy as np
 
 from tfopt.text import Shown
 
-_RESAMPLES = 2000
-_ENDS = (2.5, 97.5)  # percentiles: 95 % lie between
+Interval = tuple[float, float] | None
+"""The ends of a 95 % interval; None if there are fewer than three repeats, too few to tell."""
+# Student's t at 97.5 %, by the number of values. Ranks alone need six values, and with fewer than nine are wider.
+_STUDENT = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -40,12 +44,17 @@ class StepTimes(Shown):
     @property
     def median_ms(self) -> float:
         """The median over the repeats of each repeat's median."""
-        return float(np.median([np.median(repeat) for repeat in self.repeats_ms]))
+        return median(map(median, self.repeats_ms))
 
     @property
-    def interval_ms(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of `median_ms`."""
-        return _interval([self.repeats_ms], lambda medians: medians[0])
+    def interval_ms(self) -> Interval:
+        """The 95 % interval of `median_ms` from repeat to repeat; None for fewer than three repeats."""
+        return _factors([median(repeat) for repeat in self.repeats_ms])
+
+    @property
+    def spread_ms(self) -> tuple[float, float]:
+        """`interval_ms`, or for fewer than three repeats the least and the greatest sample."""
+        return self.interval_ms or (min(self.samples_ms), max(self.samples_ms))
 
     @property
     def a_step(self) -> str:
@@ -77,10 +86,10 @@ class StepTimes(Shown):
         )
 
     def __str__(self) -> str:
-        low, high = self.interval_ms
+        low, high = self.spread_ms
         rate = "" if self.examples_per_second is None else f", {self.examples_per_second:,.0f} examples/s"
         return (
-            f"{self.median_ms:.3g} ms {self.a_step} (95 %: {low:.3g}–{high:.3g}{rate}; "
+            f"{self.median_ms:.3g} ms {self.a_step} ({'95 %' if self.interval_ms else 'samples'}: {low:.3g}–{high:.3g}{rate}; "
             f"first {self.first_step_seconds:.2g} s)"
         )
 
@@ -91,12 +100,15 @@ class Comparison(Shown):
 
     ratio: float
     """Time of the first over time of the second: above 1, the second is faster."""
-    interval: tuple[float, float]
-    """The 95 % bootstrap interval of `ratio`."""
+    interval: Interval
+    """The 95 % interval of `ratio`; None for fewer than three repeats."""
 
     @property
     def verdict(self) -> str:
-        """ "faster", "slower", "no difference" (the whole interval within 5 %) or "too noisy to tell"."""
+        """ "faster", "slower", "no difference" (the whole interval within 5 %), "too noisy to tell", or "too few
+        repeats to tell" for fewer than three."""
+        if self.interval is None:
+            return "too few repeats to tell"
         low, high = self.interval
         if low > 1 and self.ratio >= 1.02:
             return "faster"
@@ -111,18 +123,22 @@ class Comparison(Shown):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Restores the result of `to_dict`."""
-        return cls(ratio=values["ratio"], interval=tuple(values["interval"]))
+        return cls(ratio=values["ratio"], interval=values["interval"] and tuple(values["interval"]))
 
     def __str__(self) -> str:
-        found = f"{self.ratio:.3g} times as fast (95 %: {self.interval[0]:.3g}–{self.interval[1]:.3g})"
+        found = f"{self.ratio:.3g} times as fast"
+        if self.interval is not None:
+            found += f" (95 %: {self.interval[0]:.3g}–{self.interval[1]:.3g})"
         return found if self.verdict == "faster" else f"{found}, {self.verdict}"
 
 
 def compare(a: StepTimes, b: StepTimes) -> Comparison:
     """Compares two measurements.
 
-    With the same number of repeats they are compared repeat by repeat, so that drift in the machine's speed does not
-    distort the ratio of measurements from `interleave`. The point estimate is the median of those ratios.
+    They are compared repeat by repeat, as far as both have one, so that drift in the machine's speed does not distort
+    the ratio of measurements from `interleave`. The point estimate is the median of those ratios. Identical code is
+    called faster or slower in about 5 % of all comparisons, however few repeats there are: three make a wide interval,
+    and fewer decide nothing.
 
     Args:
         a: The baseline.
@@ -132,36 +148,35 @@ def compare(a: StepTimes, b: StepTimes) -> Comparison:
         The ratio a/b with its 95 % interval: 2.0 means that b takes half the time.
 
     Example:
-        >>> slow = StepTimes(repeats_ms=((4.0, 4.1),), steps_per_sample=5, first_step_seconds=1.0)
-        >>> fast = StepTimes(repeats_ms=((2.0, 2.0),), steps_per_sample=5, first_step_seconds=1.0)
-        >>> round(compare(slow, fast).ratio, 3)
-        2.025
+        >>> slow = StepTimes(repeats_ms=((4.0, 4.1), (4.2,), (4.0,)), steps_per_sample=5, first_step_seconds=1.0)
+        >>> fast = StepTimes(repeats_ms=((2.0, 2.0), (2.1,), (2.0,)), steps_per_sample=5, first_step_seconds=1.0)
+        >>> print(compare(slow, fast))
+        2 times as fast (95 %: 1.97–2.04)
     """
-    if len(a.repeats_ms) == len(b.repeats_ms):
-        ratios = [np.median(x) / np.median(y) for x, y in zip(a.repeats_ms, b.repeats_ms, strict=True)]
-        interval = _interval([a.repeats_ms, b.repeats_ms], lambda medians: medians[0] / medians[1])
-        return Comparison(ratio=float(np.median(ratios)), interval=interval)
-    # With different numbers of repeats, each side is resampled separately.
-    medians = [
-        _resampled(np.random.default_rng(seed), _pools(seed, times.repeats_ms)) for seed, times in enumerate([a, b])
-    ]
-    low, high = np.percentile(medians[0] / medians[1], _ENDS)
-    return Comparison(ratio=a.median_ms / b.median_ms, interval=(float(low), float(high)))
+    ratios = [median(x) / median(y) for x, y in zip(a.repeats_ms, b.repeats_ms, strict=False)]
+    return Comparison(ratio=median(ratios), interval=_factors(ratios))
 
 
 def difference_ms(a: StepTimes, b: StepTimes) -> tuple[float, tuple[float, float]]:
-    """Returns how many milliseconds a step of `a` takes longer than one of `b`, with the 95 % bootstrap interval.
+    """Returns how many milliseconds a step of `a` takes longer than one of `b`, with its 95 % interval.
 
-    The measurements come from one `interleave` and are compared turn by turn, as in `compare`.
+    The measurements come from one `interleave` of at least three repeats and are compared turn by turn, as in
+    `compare`.
+
+    Raises:
+        ValueError: If there are fewer repeats.
 
     Example:
-        >>> slow = StepTimes(repeats_ms=((4.0, 4.2),), steps_per_sample=5, first_step_seconds=1.0)
-        >>> fast = StepTimes(repeats_ms=((2.0, 2.0),), steps_per_sample=5, first_step_seconds=1.0)
+        >>> slow = StepTimes(repeats_ms=((4.0, 4.2),) * 3, steps_per_sample=5, first_step_seconds=1.0)
+        >>> fast = StepTimes(repeats_ms=((2.0, 2.0),) * 3, steps_per_sample=5, first_step_seconds=1.0)
         >>> round(difference_ms(slow, fast)[0], 3)
         2.1
     """
-    turns = [float(np.median(x) - np.median(y)) for x, y in zip(a.repeats_ms, b.repeats_ms, strict=True)]
-    return float(np.median(turns)), _interval([a.repeats_ms, b.repeats_ms], lambda medians: medians[0] - medians[1])
+    turns = [median(x) - median(y) for x, y in zip(a.repeats_ms, b.repeats_ms, strict=True)]
+    interval = _interval(turns)
+    if interval is None:
+        raise ValueError(f"Expected at least three repeats to compare. Found {len(turns)}. Measure more turns.")
+    return median(turns), interval
 
 
 def interleave(
@@ -174,7 +189,7 @@ def interleave(
 
     Args:
         variants: A callable per name that measures once, such as a `StepTimer` or `FitTimer`, which compile only once.
-        repeats: Turns. Six or more make the interval of `compare` a full 95 % one; five cover 94 %.
+        repeats: Turns. `compare` needs at least three; five or more make its interval half as wide.
         on_progress: Called after each measurement with the variant's name and the turn (0, 1, …).
 
     Returns:
@@ -204,27 +219,22 @@ def interleave(
     }
 
 
-_Repeats = Sequence[Sequence[float]]
+def _factors(values: Sequence[float]) -> Interval:
+    """The interval of ratios or times, which vary by a factor."""
+    found = _interval([math.log(value) for value in values])
+    return found and (math.exp(found[0]), math.exp(found[1]))
 
 
-def _interval(measurements: Sequence[_Repeats], statistic: Callable[[Sequence[Any]], Any]) -> tuple[float, float]:
-    """The bootstrap interval of a statistic of medians, resampling repeats and the samples within each.
-
-    With five repeats this is about the range of the five, which covers the true median 94 times in 100.
-    """
-    pools = [_pools(seed, repeats) for seed, repeats in enumerate(measurements)]
-    low, high = np.percentile(_resampled(np.random.default_rng(len(measurements)), statistic(pools)), _ENDS)
-    return float(low), float(high)
-
-
-def _pools(seed: int, repeats: _Repeats) -> Any:
-    """Medians of many resamples of each repeat's samples: shape (repeats, resamples)."""
-    random = np.random.default_rng(seed)
-    return np.array([np.median(random.choice(np.asarray(r), size=(_RESAMPLES, len(r))), axis=1) for r in repeats])
-
-
-def _resampled(random: np.random.Generator, pools: Any) -> Any:
-    """Medians over repeats drawn with replacement: shape (resamples,)."""
-    rows = random.integers(len(pools), size=(_RESAMPLES, len(pools)))
-    columns = random.integers(_RESAMPLES, size=rows.shape)
-    return np.median(pools[rows, columns], axis=1)
+def _interval(values: Sequence[float]) -> Interval:
+    """The 95 % interval of the middle of independent values: Student's for few, by ranks for many, of any spread."""
+    count = len(values)
+    if count < min(_STUDENT):
+        return None
+    if count in _STUDENT:
+        middle, wide = fmean(values), _STUDENT[count] * stdev(values) / math.sqrt(count)
+        return middle - wide, middle + wide
+    ordered, rank, below = sorted(values), 0, 1
+    while below <= 0.025 * 2**count:  # of the ways in which values lie below or above the median, all equally likely
+        rank += 1
+        below += math.comb(count, rank)
+    return ordered[rank - 1], ordered[-rank]

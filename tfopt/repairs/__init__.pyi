@@ -21,6 +21,7 @@ from .mixed_precision import computes_in_float16 as computes_in_float16
 from .mixed_precision import refuse_unscaled as refuse_unscaled
 from .optimizers import ACCUMULATION as ACCUMULATION
 from .optimizers import CLIPPING as CLIPPING
+from .optimizers import SCHEDULE_FREE as SCHEDULE_FREE
 from .recomputation import RECOMPUTATION as RECOMPUTATION
 from .recomputation import recomputation_refused as recomputation_refused
 from .recomputation import recomputes as recomputes

@@ -7,7 +7,7 @@ from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.repairs.fit_data import EXTRA_STEP, FAILED_STEPS, NUMPY_SLICES, SHUFFLE_WARNING
 from tfopt.repairs.layers import RANDOM_LAYERS, ROUNDED_IDS
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
-from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING
+from tfopt.repairs.optimizers import ACCUMULATION, CLIPPING, SCHEDULE_FREE
 from tfopt.repairs.recomputation import RECOMPUTATION
 from tfopt.repairs.repair import Repair
 from tfopt.repairs.replica_losses import REPLICA_LOSSES
@@ -36,6 +36,7 @@ REPAIRS = {
         REPLICA_LOSSES,
         SHARED_FILES,
         FAILED_STEPS,
+        SCHEDULE_FREE,
     )
 }
 """Every repair, by its name."""
@@ -43,7 +44,7 @@ REPAIRS = {
 FLOAT16 = ("replica_overflow", "loss_scaling", "unscaled_loss")
 """Repairs that float16 training needs."""
 
-ONE_DEVICE = ("accumulation", "extra_step")
+ONE_DEVICE = ("accumulation", "extra_step", "schedule_free")
 """Repairs that training on a single device needs too."""
 
 REPLICAS = (

@@ -1,8 +1,9 @@
-"""Defects of Keras' optimizers in clipping and accumulating gradients.
+"""Defects of Keras' optimizers in clipping and accumulating gradients, and in their first step.
 
 - D3, `clipping`: each replica clips its gradients before they are summed.
 - D6, `accumulation`: learning-rate schedules advance too fast, batches left over at an epoch's end carry over, and
   several replicas fail. It also ends or drops the rounds of `tfopt.batch.accumulate`, and notes how losses average.
+- D23, `schedule_free`: ScheduleFreeAdamW begins at zero instead of at the model's weights.
 """
 
 import inspect
@@ -22,6 +23,7 @@ from tfopt.repairs.repair import Function, Repair, trains_together
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TENSORFLOW = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_SCHEDULE_FREE = "keras.src.optimizers.schedule_free_adamw:ScheduleFreeAdamW"
 _LOSS = "keras.src.losses.loss"
 _UPDATED = "_tfopt_updated"  # an attribute of optimizers: the variables that have gradients
 ROUNDS = "_tfopt_rounds"
@@ -324,3 +326,35 @@ ACCUMULATION = Repair(
     },
     without="Stretch the schedule N times and train on a single replica, or use larger batches.",
 )
+
+
+def _from_the_weights(original: Function) -> Function:
+    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        start = self._momentums[self._get_variable_index(variable)]
+        # At the first update, not in `build`: weights may be loaded after it, or made by the graph that is traced.
+        self.assign(start, keras.ops.where(keras.ops.equal(self.iterations, 0), variable, start))
+        original(self, gradient, variable, learning_rate)
+
+    return update_step
+
+
+SCHEDULE_FREE = Repair(
+    name="schedule_free",
+    defect=(
+        "ScheduleFreeAdamW throws the model's weights away in its first step, unless it was built before the step is "
+        "traced: it takes them for zero. Weights loaded after it was built are drawn back to those before."
+    ),
+    reference="Keras, ScheduleFreeAdamW.build; no upstream report was found.",
+    broken={
+        f"{_SCHEDULE_FREE}.build": frozenset({"e954a400f2aff741"}),
+        f"{_SCHEDULE_FREE}.update_step": frozenset({"71c5a07910aead60"}),
+    },
+    replace={f"{_SCHEDULE_FREE}.update_step": _from_the_weights},
+    without="Call optimizer.build(model.trainable_variables) after the weights are set, before fit, or use AdamW.",
+)
+
+
+def repair_optimizer(model: Any) -> None:
+    """Installs the repair that the optimizer of a model needs, if it needs one; raises as `Repair.install`."""
+    if isinstance(_inner_optimizer(model), keras.optimizers.ScheduleFreeAdamW):
+        SCHEDULE_FREE.install()

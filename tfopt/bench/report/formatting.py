@@ -28,8 +28,10 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def ratio(value: float, interval: Sequence[float]) -> str:
-    """A ratio with its interval."""
+def ratio(value: float, interval: Sequence[float] | None) -> str:
+    """A ratio with its interval, if it has one."""
+    if interval is None:
+        return f"{number(value)}×"
     return f"{number(value)}× [{number(interval[0])}–{number(interval[1])}]"
 
 
@@ -42,6 +44,8 @@ def step_time(variant: VariantResult) -> str:
     """Milliseconds per step, with the interval."""
     if variant.times is None or variant.metrics is None:
         return ""
+    if variant.metrics.interval_ms is None:
+        return median(variant)
     low, high = variant.metrics.interval_ms
     return f"{number(variant.times.median_ms)} [{number(low)}–{number(high)}]"
 
@@ -170,7 +174,7 @@ def bars(case: CaseResult) -> list[Bar]:
         if metrics is None or metrics.verdict == "not compared":
             continue
         comparison = metrics.comparison
-        low, high = comparison.interval if comparison else (None, None)
+        low, high = (comparison and comparison.interval) or (None, None)
         found.append(
             Bar(
                 label=variant.name,

@@ -58,7 +58,7 @@ class DeviceRates:
 class Metrics:
     """What follows from a variant's samples and readings."""
 
-    interval_ms: tuple[float, float]
+    interval_ms: tuple[float, float] | None
     comparison: Comparison | None  # with the baseline; None for the baseline itself
     verdict: str
     of_ceiling: Comparison | None = None
@@ -283,8 +283,7 @@ def metrics(variant: VariantResult, case: CaseResult) -> Metrics | None:
 
 def paired(a: StepTimes, b: StepTimes) -> Comparison:
     """Compares the turns that both have: one cut short between two variants leaves the earlier one with a turn more."""
-    turns = min(len(a.repeats_ms), len(b.repeats_ms))
-    return compare(*(replace(times, repeats_ms=times.repeats_ms[:turns]) for times in (a, b)))
+    return compare(a, b)
 
 
 def standing(a: StepTimes, b: StepTimes, found: Comparison | None = None) -> str:
