@@ -54,7 +54,7 @@ def step_time(
 
     Example:
         >>> print(tfopt.measure.step_time(model, dataset))
-        3.21 ms a step of 32 examples (95 %: 3.18–3.25, 9,969 examples/s; first 0.84 s)
+        3.21 ms a step of 32 examples (samples: 3.18–3.25, 9,969 examples/s; first 0.84 s)
     """
     return StepTimer(model, data, clock=clock)(steps, warmup=warmup)
 
@@ -88,7 +88,7 @@ def fit_time(
 
     Example:
         >>> print(tfopt.measure.fit_time(model, dataset, steps=100))
-        3.40 ms a step of 32 examples (95 %: 3.31–3.52, 9,412 examples/s; first 0.91 s)
+        3.40 ms a step of 32 examples (samples: 3.31–3.52, 9,412 examples/s; first 0.91 s)
     """
     return FitTimer(model, data, callbacks=callbacks, clock=clock)(steps, warmup=warmup)
 

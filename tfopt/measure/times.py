@@ -88,8 +88,9 @@ class StepTimes(Shown):
     def __str__(self) -> str:
         low, high = self.spread_ms
         rate = "" if self.examples_per_second is None else f", {self.examples_per_second:,.0f} examples/s"
+        what = "95 %" if self.interval_ms else "samples"
         return (
-            f"{self.median_ms:.3g} ms {self.a_step} ({'95 %' if self.interval_ms else 'samples'}: {low:.3g}–{high:.3g}{rate}; "
+            f"{self.median_ms:.3g} ms {self.a_step} ({what}: {low:.3g}–{high:.3g}{rate}; "
             f"first {self.first_step_seconds:.2g} s)"
         )
 

@@ -243,7 +243,7 @@ def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResu
     _expect(f"a median of {place}", found["step_time"]["median_ms"], variant.times.median_ms)
     for name in ("comparison", "of_ceiling"):
         one, other = getattr(stated, name), getattr(following, name)
-        # Intervals are taken as stated: another NumPy may draw other resamples.
+        # Intervals are taken as stated: older runs have them from resampling.
         _expect(f"{name} of {place}", one and one.ratio, other and other.ratio)
     for name in ("mfu_percent", "joules_per_thousand_examples"):
         _expect(f"{name} of {place}", getattr(stated, name), getattr(following, name))
