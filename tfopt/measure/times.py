@@ -13,8 +13,8 @@ from tfopt.text import Shown
 
 Interval = tuple[float, float] | None
 """The ends of a 95 % interval; None if there are fewer than three repeats, too few to tell."""
-# Student's t at 97.5 %, by the number of values. Ranks alone need six values, and with fewer than nine are wider.
-_STUDENT = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+# Student's t at 97.5 %, by the number of values. Ranks, which bear with outliers, need six.
+_STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -190,7 +190,7 @@ def interleave(
 
     Args:
         variants: A callable per name that measures once, such as a `StepTimer` or `FitTimer`, which compile only once.
-        repeats: Turns. `compare` needs at least three; five or more make its interval half as wide.
+        repeats: Turns. `compare` needs at least three; five or more make its interval narrower.
         on_progress: Called after each measurement with the variant's name and the turn (0, 1, …).
 
     Returns:
