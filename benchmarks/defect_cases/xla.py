@@ -79,6 +79,6 @@ def compilations(with_tfopt, folder):
 CASES = (
     Case("D22", "ones counted by `tf.ones_like` of 3 values kept of 5", 3.0, partial(predicted, count), 0.001),
     Case("D22", "the last of 3 values kept of 5", 3.0, partial(predicted, last), 0.001),
-    Case("D35", "entry that a table of 10 gives for index 12", "an error", looked_up),
-    Case("D36", "compilations for 4 batches, each with another start of a `tf.slice`", 1.0, compilations),
+    Case("D29", "entry that a table of 10 gives for index 12", "an error", looked_up),
+    Case("D30", "compilations for 4 batches, each with another start of a `tf.slice`", 1.0, compilations),
 )

@@ -187,7 +187,7 @@ def indices_refused() -> Iterator[None]:
         raise ValueError(
             f"Expected indices and labels within the range of what they choose from. Found: {found}. Correct the "
             "data, or enlarge the layer that they index, and leave XLA off until then: where TensorFlow raises this "
-            "error on a CPU, XLA silently computes with another entry, or NaN (docs/repairs.md, D35)."
+            "error on a CPU, XLA silently computes with another entry, or NaN (docs/repairs.md, D29)."
         ) from error
 
 
