@@ -109,7 +109,7 @@ def test_what_was_not_checked_is_never_advised(stack):
 
 
 def test_too_few_turns_say_nothing(stack):
-    (found,) = advise(stack(turns=4, unfinished="the budget ran out"))
+    (found,) = advise(stack(turns=2, unfinished="the budget ran out"))
     assert found.summary == "photos: nothing is recommended after so few turns."
     assert found.notes == "To measure the rest, run tfopt-bench again with --resume."
     assert not found.code

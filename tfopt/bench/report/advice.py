@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tfopt.bench.report.formatting import number, ratio
-from tfopt.bench.results import DEFAULTS, NAIVE, TOO_FEW, CaseResult, Run, VariantResult, paired, standing
-from tfopt.measure import Comparison, StepTimes
+from tfopt.bench.results import DEFAULTS, NAIVE, CaseResult, Run, VariantResult
+from tfopt.measure import Comparison, StepTimes, compare
 
 _ADDED = "+ "
 _BUILT = "dataset = build_pipeline(data, batch_size={batch_size}{cache})"
@@ -71,13 +71,13 @@ def _of_case(case: CaseResult) -> Advice | None:
         return _nothing(case, f"{case.workload}: nothing is recommended, since the result of {stack[0].name} {why}.")
     best = checked[0]
     while before := next((v for v in checked if _contents(v, case) == _contents(best, case)[:-1]), None):
-        if _standing(before, best) != "no difference":
+        if _gain(before, best).verdict != "no difference":
             break
         best = before
     gain = _gain(defaults, best)
-    if (found := _standing(defaults, best)) == TOO_FEW:
+    if gain.interval is None:
         return _nothing(case, f"{case.workload}: nothing is recommended after so few turns.")
-    if found != "faster":
+    if gain.verdict != "faster":
         text = f"{case.workload}: keep Keras' defaults. Nothing measured here is shown to train faster"
         return _nothing(case, f"{text} ({_interval(gain)}).")
     return _recommended(case, best, gain, stack)
@@ -119,7 +119,7 @@ def _pairs(case: CaseResult, contents: tuple[str, ...]) -> dict[str, tuple[Varia
 
 def _steps(case: CaseResult, contents: tuple[str, ...]) -> dict[str, str]:
     """What is known of each technique on top of those before it."""
-    found = {name: _standing(*pair) for name, pair in _pairs(case, contents).items()}
+    found = {name: _gain(*pair).verdict for name, pair in _pairs(case, contents).items()}
     return {name: verdict for name, verdict in found.items() if verdict in ("faster", "slower", "no difference")}
 
 
@@ -183,11 +183,7 @@ def _times(variant: VariantResult) -> StepTimes:
 
 
 def _gain(before: VariantResult, after: VariantResult) -> Comparison:
-    return paired(_times(before), _times(after))
-
-
-def _standing(before: VariantResult, after: VariantResult) -> str:
-    return standing(_times(before), _times(after))
+    return compare(_times(before), _times(after))
 
 
 def _interval(gain: Comparison) -> str:

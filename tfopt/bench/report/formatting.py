@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from tfopt.bench.results import NEVER_BEGAN, TOO_FEW, CaseResult, Run, VariantResult, standing
+from tfopt.bench.results import NEVER_BEGAN, CaseResult, Run, VariantResult
 from tfopt.bench.results.changes import Change
+from tfopt.measure import compare
 from tfopt.page import Bar, Table
 from tfopt.text import described, percent, wrapped
 
@@ -82,7 +83,7 @@ def verdict(variant: VariantResult) -> str:
         return f"refused{turns}: {variant.refused}"
     if variant.verdict == "faster" and variant.ceiling:
         return "the ceiling"
-    short = {"too noisy to tell": "too noisy", TOO_FEW: "too few turns"}
+    short = {"too noisy to tell": "too noisy", "too few repeats to tell": "too few turns"}
     return short.get(variant.verdict or "", variant.verdict) or "not measured"
 
 
@@ -312,12 +313,13 @@ def recommended(case: CaseResult) -> str:
     rivals = [chosen, *(v for v in case.measured if v not in changed and not v.ceiling)]
     times = {v.name: v.times for v in rivals if v.times}
     best = min(times, key=lambda name: times[name].median_ms)
-    found = {standing(one, times[chosen.name]) for name, one in times.items() if name != chosen.name}
-    if TOO_FEW in found:
+    found = {name: compare(one, times[chosen.name]) for name, one in times.items() if name != chosen.name}
+    if any(one.interval is None for one in found.values()):
         return f"{begin} is not judged after so few turns."
     if best == chosen.name:
-        return f"{begin} is the fastest{'' if found <= {'faster'} else ', within noise'}."
-    slower = standing(times[best], times[chosen.name]) == "slower"
+        clearly = all(one.verdict == "faster" for one in found.values())
+        return f"{begin} is the fastest{'' if clearly else ', within noise'}."
+    slower = found[best].verdict == "slower"
     return f"{begin} is slower than {best}." if slower else f"{begin} is as fast as {best}, the fastest, within noise."
 
 

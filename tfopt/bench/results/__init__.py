@@ -15,14 +15,11 @@ FORMULA = "compute + 2 (n - 1) latency + 2 (n - 1) / n · bytes / bandwidth"
 NAIVE, DEFAULTS = "naive Keras", "Keras' defaults"
 """Names of the variants of the suite `stack` against which techniques are measured."""
 
-TOO_FEW = "too few repeats to tell"
-"""The verdict on fewer than five turns."""
 
 NEVER_BEGAN = "it never began"
 """Why a case is unfinished that the run did not get to."""
 
 _PREDICTED_REPLICAS = (8, 64)
-_LEAST_TURNS = 5  # with fewer, the intervals of identical code exclude 1 in up to 64 % of comparisons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,27 +266,16 @@ def metrics(variant: VariantResult, case: CaseResult) -> Metrics | None:
     if own is None:
         return None
     before = None if variant.name == case.baseline else case.times(case.baseline)
-    comparison = paired(before, own) if before else None
+    comparison = compare(before, own) if before else None
     limit = None if case.limit is None or variant.ceiling else case.times(case.limit)
     return Metrics(
         interval_ms=own.interval_ms,
         comparison=comparison,
         verdict=verdict(variant, case, comparison),
-        of_ceiling=paired(limit, own) if limit else None,
+        of_ceiling=compare(limit, own) if limit else None,
         mfu_percent=_mfu_percent(variant, case, own),
         joules_per_thousand_examples=_joules_per_thousand_examples(variant, own),
     )
-
-
-def paired(a: StepTimes, b: StepTimes) -> Comparison:
-    """Compares the turns that both have: one cut short between two variants leaves the earlier one with a turn more."""
-    return compare(a, b)
-
-
-def standing(a: StepTimes, b: StepTimes, found: Comparison | None = None) -> str:
-    """The verdict on `b` against `a`: that of their comparison, `found` if it is known, given turns enough of both."""
-    few = min(len(a.repeats_ms), len(b.repeats_ms)) < _LEAST_TURNS
-    return TOO_FEW if few else (found or paired(a, b)).verdict
 
 
 def verdict(variant: VariantResult, case: CaseResult, comparison: Comparison | None) -> str:
@@ -298,10 +284,7 @@ def verdict(variant: VariantResult, case: CaseResult, comparison: Comparison | N
         return "changes the result"
     if variant.name == case.baseline:
         return "baseline"
-    before = case.times(case.baseline)
-    if comparison is None or before is None or variant.times is None:
-        return "not compared"
-    return standing(before, variant.times, comparison)
+    return "not compared" if comparison is None else comparison.verdict
 
 
 def _mfu_percent(variant: VariantResult, case: CaseResult, times: StepTimes) -> float | None:

@@ -12,7 +12,6 @@ from typing import Any, Self, get_origin, get_type_hints
 
 from tfopt.bench.results import (
     NEVER_BEGAN,
-    TOO_FEW,
     UNDER_WAY,
     CaseResult,
     CommunicationResult,
@@ -214,9 +213,9 @@ def _whole(case: CaseResult) -> CaseResult:
 
 
 def _undecided(variant: VariantResult, case: CaseResult) -> VariantResult:
-    """A variant without the verdict that runs recorded before gave on too few turns."""
-    few = variant.metrics and verdict(variant, case, variant.metrics.comparison) == TOO_FEW
-    return replace(variant, metrics=replace(variant.metrics, verdict=TOO_FEW)) if few and variant.metrics else variant
+    """A variant without the intervals and verdict that runs recorded before gave on too few turns."""
+    few = variant.times is not None and variant.times.interval_ms is None
+    return replace(variant, metrics=metrics(variant, case)) if few and variant.metrics else variant
 
 
 def _check(document: dict[str, Any], run: Run) -> None:
@@ -247,10 +246,8 @@ def _check_variant(found: dict[str, Any], variant: VariantResult, case: CaseResu
         _expect(f"{name} of {place}", one and one.ratio, other and other.ratio)
     for name in ("mfu_percent", "joules_per_thousand_examples"):
         _expect(f"{name} of {place}", getattr(stated, name), getattr(following, name))
-    follows_from = {verdict(variant, case, stated.comparison)}
-    if TOO_FEW in follows_from and stated.comparison:  # as runs recorded before state it
-        follows_from.add(stated.comparison.verdict)
-    if found["verdict"] not in follows_from:
+    few = variant.times.interval_ms is None  # runs recorded before gave a verdict all the same
+    if not few and found["verdict"] != verdict(variant, case, stated.comparison):
         raise ValueError(f"{place} states that it is {found['verdict']!r}")
     peak = variant.peak_memory_mib
     if peak is not None and not 0 <= peak < math.inf:

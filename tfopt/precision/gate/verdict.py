@@ -36,9 +36,9 @@ ARRIVING = 0.5
 # A gradient must also be off by this share of the norm of all gradients: one that is close to zero in float32, as
 # behind a saturated softmax, has large relative errors that change nothing.
 MATTERS = 0.01
-# A gradient vanishes if it loses a quarter of its length in a sum, or between a right one that arrives and the variable:
-# its error is then 1 at most. Rounding is noise, which makes a gradient longer. A broadcast bias in float16 that lost
-# 46 % learned clearly more slowly by SGD, a LayerScale that lost 7 % did not.
+# A gradient vanishes if it loses a quarter of its length in a sum, or between a right one that arrives and the
+# variable: its error is then 1 at most. Rounding is noise, which makes a gradient longer. A broadcast bias in float16
+# that lost 46 % learned clearly more slowly by SGD, a LayerScale that lost 7 % did not.
 SHRUNK = 0.25
 # Float32 under two loss scales, powers of two both, differs in nothing where the backward pass is linear.
 LINEAR = 0.01
