@@ -19,6 +19,7 @@ from tfopt.measure import preserved
 from tfopt.model.batches import Data, specs_of
 from tfopt.model.layers import require_optimizer
 from tfopt.model.state import trace_train_step
+from tfopt.model.undoing import only_looks
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
 from tfopt.page.bars import Tone
 from tfopt.text import Shown, aligned, figure, wrapped
@@ -173,6 +174,7 @@ class BatchSearch(Shown):
         return ("plain", "fits") if trial.fits else ("worse", "does not fit")
 
 
+@only_looks
 def find(
     model: keras.Model,
     data: Data,

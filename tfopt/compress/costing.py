@@ -22,6 +22,7 @@ from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, on_de
 from tfopt.model.flops import graph_flops, step_flops
 from tfopt.model.layers import is_keras_own, layer_paths, require_optimizer
 from tfopt.model.step_calls import StepCall, StepCalls, kind_of
+from tfopt.model.undoing import only_looks
 from tfopt.precision import alignment
 from tfopt.warn import warn_caller
 
@@ -30,6 +31,7 @@ _STEPS, _SAMPLES = 20, 10  # of the whole step
 _RATED = ("bfloat16", "float16", "tensorfloat32", "float32", "float64")  # by `matmul_tflops`
 
 
+@only_looks
 def cost(model: keras.Model, batch: Data) -> ModelCost:
     """Measures what each layer of a model costs in a training step, and what keeps it from being faster.
 

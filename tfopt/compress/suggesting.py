@@ -19,6 +19,7 @@ from tfopt.model.batches import Data
 from tfopt.model.layers import is_keras_own, output_layers
 from tfopt.model.state import python_random_kept
 from tfopt.model.step_calls import StepCall, kind_of
+from tfopt.model.undoing import only_looks
 from tfopt.text import Shown, aligned, figure, percent, wrapped
 
 _LAYERS = keras.layers
@@ -108,6 +109,7 @@ class Suggestions(Shown):
         return "\n".join(lines)
 
 
+@only_looks
 def suggest(model: keras.Model, batch: Data, layers: int = 3) -> Suggestions:
     """Measures cheaper forms of the layers that take most of a training step.
 

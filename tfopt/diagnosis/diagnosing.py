@@ -35,6 +35,7 @@ from tfopt.errors import TfoptError, summarize_error
 from tfopt.measure import Comparison, StepTimes, compare, environment, interleave
 from tfopt.measure.times import difference_ms
 from tfopt.model.batches import is_endless
+from tfopt.model.undoing import only_looks
 from tfopt.pipelines import profile_pipeline
 from tfopt.pipelines.plan import PipelinePlan
 from tfopt.pipelines.profiling.written_stages import stages
@@ -50,6 +51,7 @@ _SHORT_EPOCH_MS = 1500.0  # in longer ones what it takes to begin is next to not
 _LEAST_MS = 150.0  # of an arm in a round
 
 
+@only_looks
 def diagnose(
     model: keras.Model, data: Any, callbacks: Sequence[keras.callbacks.Callback] = (), steps: int = 50
 ) -> Diagnosis:

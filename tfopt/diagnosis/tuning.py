@@ -15,6 +15,7 @@ from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
 from tfopt.diagnosis.findings import CauseCost, Diagnosis
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
+from tfopt.model.undoing import only_looks
 from tfopt.text import Shown, figure, listed
 
 ALLOWED = ("precision", "xla", "input", "overlap", "kernels")
@@ -99,6 +100,7 @@ class Tuning(Shown):
         return "\n".join(lines)
 
 
+@only_looks
 def tune(
     model: keras.Model,
     data: Any,

@@ -16,12 +16,14 @@ from tfopt.model.batches import one_batch as one_batch
 from tfopt.model.layers import graph_operations, require_optimizer
 from tfopt.model.state import StatePreserver, trace_train_step
 from tfopt.model.state import preserved as preserved
+from tfopt.model.undoing import only_looks
 
 _SAMPLES = 10
 _WARMUP = 3
 _Clock = Callable[[], float]
 
 
+@only_looks
 def step_time(
     model: keras.Model, data: Data, steps: int = 50, *, warmup: int = _WARMUP, clock: _Clock = time.perf_counter
 ) -> StepTimes:
@@ -59,6 +61,7 @@ def step_time(
     return StepTimer(model, data, clock=clock)(steps, warmup=warmup)
 
 
+@only_looks
 def fit_time(
     model: keras.Model,
     data: Data,

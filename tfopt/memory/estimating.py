@@ -20,6 +20,7 @@ from tfopt.memory.graph_buffers import peak_of_graph
 from tfopt.model.batches import specs_of
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
+from tfopt.model.undoing import only_looks
 from tfopt.page import Bar, Page, Section, Table, bar_chart, render
 from tfopt.text import Shown, aligned, figure, percent, wrapped
 
@@ -183,6 +184,7 @@ class MemoryEstimate(Shown):
         return Bar(name, mib, f"{mib:,.1f} MiB, {self._share(mib)}", tone="plain", meaning="MiB at the peak")
 
 
+@only_looks
 def estimate(model: keras.Model, batch: Any) -> MemoryEstimate:
     """Estimates the device memory a training step takes, by part and layer, without running it.
 

@@ -16,6 +16,7 @@ from tensorflow.python.framework import random_seed
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
 from tfopt.model.layers import is_built, is_keras_own
+from tfopt.model.undoing import undone_if_failed
 
 _ABSENT = object()
 _CALLS_ON_HOST = 2
@@ -45,7 +46,8 @@ def trace_train_step(
 
     function = tf.function(step, jit_compile=model.jit_compile if jit_compile is None else jit_compile)
     try:
-        concrete = function.get_concrete_function(batch)
+        with undone_if_failed(model):
+            concrete = function.get_concrete_function(batch)
     except Exception as error:
         if not model.run_eagerly:
             raise

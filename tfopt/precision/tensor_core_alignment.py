@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.model.layers import is_built, require_model
 from tfopt.model.products import Dimension, LayerCall, Products, has_kernel, layer_calls, matrix_products
+from tfopt.model.undoing import only_looks
 from tfopt.text import Shown, aligned, listed
 
 # NVIDIA, "Matrix Multiplication Background User's Guide", Tensor Core Requirements: M, N and K should be multiples of
@@ -104,6 +105,7 @@ class _Use(NamedTuple):
     products: Products
 
 
+@only_looks
 def alignment(model: keras.Model, batch_size: int) -> AlignmentReport:
     """Names the layers whose sizes miss the multiples that Tensor Cores want for their compute dtype.
 

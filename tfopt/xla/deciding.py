@@ -17,6 +17,7 @@ from tfopt.errors import PipelineError, summarize_error
 from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave
 from tfopt.model.batches import first_alike_batches, not_finite_parts
 from tfopt.model.layers import require_optimizer
+from tfopt.model.undoing import only_looks
 from tfopt.text import Shown
 from tfopt.xla.comparing import computes_in_16_bits
 from tfopt.xla.drift import Timers, measure_drift
@@ -83,6 +84,7 @@ class JitDecision(Shown):
         return f"XLA {'on' if self.enabled else 'off'}: {self.reason}"
 
 
+@only_looks
 def decide(
     model: keras.Model,
     data: Any,

@@ -13,6 +13,7 @@ from tfopt.measure import StepTimer
 from tfopt.model.batches import Data, as_dataset, first_batch, on_device
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
+from tfopt.model.undoing import only_looks
 from tfopt.text import Shown
 from tfopt.xla.comparing import compare_results, computes_in_16_bits
 from tfopt.xla.obstacles import (
@@ -80,6 +81,7 @@ class Explanation(Shown):
         )
 
 
+@only_looks
 def explain(model: keras.Model, data: Data | None = None) -> Explanation:
     """Names every layer and operation that keeps XLA off for a model, fails under XLA, or gives wrong results there.
 

@@ -12,6 +12,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
 from tfopt.model.batches import first_alike_batches, not_finite_parts, specs_of
 from tfopt.model.layers import layer_paths, require_compiled
+from tfopt.model.undoing import only_looks
 from tfopt.precision.gate.comparison import Comparison, compare, recurrent_layers
 from tfopt.precision.gate.precision_report import PrecisionReport
 from tfopt.precision.gate.probe import NotFiniteError
@@ -23,6 +24,7 @@ from tfopt.text import listed
 _FALLBACK_ROUNDS = 6
 
 
+@only_looks
 def check(model: keras.Model, data: Any, policy: Policy = "auto", *, batches: int = 3) -> PrecisionReport:
     """Checks whether a model may train under a dtype policy, by running the same weights and batches in float32 and
     under it.
