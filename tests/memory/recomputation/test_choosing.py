@@ -85,6 +85,27 @@ def test_takes_blocks_that_repeat_or_segments(make, count):
     assert undo(model) == count
 
 
+def test_takes_no_layers_that_only_hold_others():
+    """As in KerasHub's Flux, whose blocks use the layers of their attention without calling it."""
+
+    class Holding(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.held = [Attending() for _ in range(4)]
+
+        def build(self, shape):
+            for one in self.held:
+                one.build(shape)
+
+        def call(self, inputs):
+            return inputs + sum(one.inner(inputs) for one in self.held)
+
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, layers.Dense(6)(Holding()(layers.Dense(6)(inputs))))
+    with pytest.raises(ValueError, match="which has neither"):
+        recompute(model)
+
+
 def test_takes_no_parts_of_blocks():
     model = parts_of_blocks()
     recompute(model)

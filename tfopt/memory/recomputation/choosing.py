@@ -71,6 +71,8 @@ def _found(parent: keras.Layer) -> list[Chosen]:
     """Blocks inside a layer, at any depth, or the segments of its graph if they take in more of it."""
     graph = _graph_of(parent)
     inside = list(filter(_may_repeat, parent._flatten_layers(include_self=False, recursive=False)))
+    if graph or parent._called:  # otherwise nothing inside has been called yet
+        inside = [layer for layer in inside if layer._called]  # some only hold weights, which their owner uses
     blocks = _feeding_each_other(inside, graph) if graph else _of_one_kind(inside)
     nested = {layer: _found(layer) for layer in inside if layer not in blocks}
     covered = [*blocks, *(layer for layer, found in nested.items() if found)]
