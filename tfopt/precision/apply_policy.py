@@ -15,6 +15,7 @@ from tfopt import repairs
 from tfopt.errors import UnsupportedError
 from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, optimizers_of, rebuild_step_function
+from tfopt.model.undoing import undone_if_failed
 from tfopt.precision.float8_margins import Float8Margin, recorded_margins
 from tfopt.precision.layer_policies import (
     Policy,
@@ -156,16 +157,12 @@ def apply(model: keras.Model, policy: Policy) -> Applied:
 def _all_or_nothing(model: keras.Model) -> Iterator[None]:
     """Takes back what a block of code has done to a model if it fails or is interrupted in the middle."""
     layers = model._flatten_layers()
-    before = {part: dict(vars(part)) for part in (*layers, *optimizers_of(model))}
     options = {x: dict(x._compile_config.config) for x in layers if isinstance(x, keras.Model) and x.compiled}
     dtypes = {layer: layer.dtype for layer in layers if isinstance(layer, keras.layers.InputLayer)}
     try:
-        yield
+        with undone_if_failed(model):
+            yield
     except BaseException:
-        for part, attributes in before.items():
-            for name in vars(part).keys() - attributes.keys():
-                delattr(part, name)  # not by the dict: Keras tracks the weights that float8 adds
-            vars(part).update(attributes)
         for compiled, given in options.items():
             compiled._compile_config.config.update(given)
         for layer, dtype in dtypes.items():
