@@ -127,6 +127,13 @@ def test_a_training_does_not_go_on_with_another_vocabulary(tmp_path):
     assert ["the vocabulary of" in each for each in skipped] == [True]
 
 
+def test_a_model_is_restored_without_the_layers_before_it(tmp_path):
+    fit(model := net(FEW), tmp_path / "c")
+    served = keras.Sequential([keras.Input((), dtype="int64"), keras.layers.Embedding(4, 2), keras.layers.Dense(1)])
+    checkpoint.restore(served, tmp_path / "c")
+    assert [weight.numpy().tolist() for weight in served.weights] == [each.numpy().tolist() for each in model.weights]
+
+
 def through_a_closure(layer):
     return lambda word: layer(word)
 

@@ -93,6 +93,25 @@ def test_positions_of_an_ignored_class_count_for_neither_part(activation):
     assert student.train_on_batch(x, y) == pytest.approx(own + 0.7 * np.mean(apart(kind, *outputs, 3.0)), rel=1e-5)
 
 
+@pytest.mark.parametrize("labels", [lambda a, b: {"b": b, "a": a}, lambda a, b: (a, b)], ids=["by name", "in a tuple"])
+def test_labels_of_several_outputs(labels):
+    def two(seed):
+        keras.utils.set_random_seed(seed)
+        inputs = keras.Input((5,))
+        return keras.Model(inputs, [layers.Dense(3, name="a")(inputs), layers.Dense(4, name="b")(inputs)])
+
+    teacher, student = two(1), two(0)
+    student.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1))
+    x, a, b = RANDOM.normal(size=(4, 5)).astype("float32"), np.array([0, 1, -1, 2]), np.array([3, -1, 0, 1])
+    own = student.evaluate(x, [a, b], verbose=0)[0]
+    outputs = zip(teacher.predict(x, verbose=0), student.predict(x, verbose=0), (a, b), strict=True)
+    parts = [np.mean(apart("classes, logits", one[y >= 0], other[y >= 0], 3.0)) for one, other, y in outputs]
+    data = tf.data.Dataset.from_tensors((x, labels(a, b)))
+    distil(teacher, student, data, weight=0.7, temperature=3.0)
+    loss = student.fit(data, verbose=0, shuffle=False).history["loss"][0]
+    assert loss == pytest.approx(own + 0.7 * sum(parts), rel=1e-5)
+
+
 def test_weights_follow_the_gradient_of_both_and_the_teacher_stays():
     teacher, student = net(seed=1), net()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -40,13 +40,15 @@ def adapted(model: keras.Model, dataset: Any = None) -> dict[str, np.ndarray]:
     return found
 
 
-def require_same_adapted(own: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray], where: str) -> None:
+def require_same_adapted(
+    own: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray], where: str, *, whole: bool = True
+) -> None:
     """Raises CheckpointError if layers have adapted something else than those of a checkpoint; each one is named.
 
-    Of functions of the data, only the layers that are found in both are compared. Checkpoints of earlier versions hold
-    nothing to compare.
+    Of functions of the data, and of a model that need not be the `whole` one, only the layers that are found in both
+    are compared. Checkpoints of earlier versions hold nothing to compare.
     """
-    if found := differences(own, saved):
+    if found := differences(own, saved, whole=whole):
         raise CheckpointError(
             f"Expected layers adapted to the same data as those of {where}. Found: {listed(found, _SHOWN)}. The "
             "weights would be used for other tokens or scales. Give the layers the vocabulary, moments or bins of that "
@@ -54,8 +56,17 @@ def require_same_adapted(own: Mapping[str, np.ndarray], saved: Mapping[str, np.n
         )
 
 
-def differences(own: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns in which layers two mappings that `adapted` returned differ."""
+def differences(own: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray], *, whole: bool = True) -> list[str]:
+    """Returns in which layers two mappings that `adapted` returned differ; see `require_same_adapted`."""
+    of_model = [sum(name.startswith(_MODEL) for name in each) for each in (own, saved)]
+    if not whole and of_model[0] != of_model[1]:  # numbered otherwise: by their names, then
+        own, saved = (
+            {
+                f"{_DATA}{'/'.join(name.split('/')[-2:])}" if name.startswith(_MODEL) else name: each[name]
+                for name in each
+            }
+            for each in (own, saved)
+        )
     ours, theirs = (
         {name.rpartition("/")[0] if name.startswith(_MODEL) else name: name for name in each if name.startswith(PREFIX)}
         for each in (own, saved)

@@ -85,7 +85,7 @@ def restore(
         raise CheckpointError(f"Expected a checkpoint in {os.fspath(folder)!r}. Found none. Check the path.")
     own = adapted(model)
     if not partial:
-        require_same_adapted(own, found.arrays, str(found.path))
+        require_same_adapted(own, found.arrays, str(found.path), whole=False)
     groups = (WEIGHTS,) if getattr(model, "optimizer", None) is None else (WEIGHTS, "optimizer/")
     # For variables that differ per replica, such as batch normalization's averages: the first replica's, as in Keras.
     first = {name: found.arrays[name][0] for name in found.metadata.get("by_replica", ()) if name.startswith(groups)}
@@ -94,7 +94,7 @@ def restore(
     build_optimizer(model, saved)
     parts = {name: part for name, part in parts_of(model).items() if name.startswith(groups)}
     parts = renamed(parts, saved, model)
-    skipped = (*adapted_otherwise(own, found.arrays), *differences(parts, saved)) if partial else ()
+    skipped = (*adapted_otherwise(own, found.arrays, whole=False), *differences(parts, saved)) if partial else ()
     if partial:
         parts = {name: part for name, part in parts.items() if saved.get(name) == (part.dtype, part.shape)}
     else:

@@ -115,10 +115,17 @@ class _Distilling:
         for path, loss, share in self._losses(y_pred):
             target = tf.cast(tf.stop_gradient(_at(taught, path)), tf.float32)
             counts = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
-            apart = _Apart(loss, self._temperature, labels=_at(y, path))
-            part = apart(target, _at(y_pred, path), sample_weight=counts)
+            part = _Apart(loss, self._temperature, self._labels(y, y_pred, path))(
+                target, _at(y_pred, path), sample_weight=counts
+            )
             own += tf.cast(self._weight * share * part, own.dtype)
         return own
+
+    def _labels(self, y: Any, y_pred: Any, path: tuple[Any, ...]) -> Any:
+        """The labels of an output, which Keras also takes by the outputs' names, and of a single output bare."""
+        if isinstance(y, dict) and not isinstance(y_pred, dict):
+            y = [y[name] for name in self._student.output_names]
+        return _at(y, path) if keras.tree.is_nested(y) else y
 
     def expect_logits_or_probabilities(self, y: Any, taught: Any, learnt: Any) -> None:
         """Refuses a teacher of probabilities for a student of logits, and the reverse, where its outputs show it."""

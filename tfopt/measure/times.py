@@ -13,7 +13,7 @@ from tfopt.text import Shown
 
 Interval = tuple[float, float] | None
 """The ends of a 95 % interval; None if there are fewer than three repeats, too few to tell."""
-# Student's t at 97.5 %, by the number of values. Ranks, which bear with outliers, need six.
+# Student's t at 97.5 %, by the number of values. Ranks, which tolerate outliers, need six.
 _STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
 
 
@@ -235,7 +235,7 @@ def _interval(values: Sequence[float]) -> Interval:
         middle, wide = fmean(values), _STUDENT[count] * stdev(values) / math.sqrt(count)
         return middle - wide, middle + wide
     ordered, rank, below = sorted(values), 0, 1
-    while below <= 0.025 * 2**count:  # of the ways in which values lie below or above the median, all equally likely
+    while 40 * below <= 2**count:  # of the ways in which values lie below or above the median, all equally likely
         rank += 1
         below += math.comb(count, rank)
     return ordered[rank - 1], ordered[-rank]

@@ -251,7 +251,7 @@ def _others(tensor: Any) -> Any:
 def _constant_variables(function: Any, batch: Any, variables: Sequence[Any], hlo: str) -> list[str]:
     """Names of the variables whose values XLA compiled into the program, such as a seed that a position is drawn from.
 
-    Each is changed for the time of it. Sizes, positions and seeds are small, so the larger variables are left alone.
+    Each is changed temporarily. Sizes, positions and seeds are small, so the larger variables are left alone.
     """
 
     def are_constants(changed: Sequence[Any]) -> bool:

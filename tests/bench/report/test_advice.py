@@ -111,7 +111,7 @@ def test_what_was_not_checked_is_never_advised(stack):
 def test_too_few_turns_say_nothing(stack):
     (found,) = advise(stack(turns=2, unfinished="the budget ran out"))
     assert found.summary == "photos: nothing is recommended after so few turns."
-    assert found.notes == "To measure the rest, run tfopt-bench again with --resume."
+    assert found.notes == "To measure the rest, run tfopt-bench again with --resume and the same --output."
     assert not found.code
 
 
@@ -161,7 +161,10 @@ def test_a_run_cut_short_names_all_that_its_variant_contains_and_credits_no_part
 
 def test_a_recorded_run_that_was_cut_short_recommends_nothing():
     (found,) = advise(CUT)
-    assert (found.code, found.notes) == ("", "To measure the rest, run tfopt-bench again with --resume.")
+    assert (found.code, found.notes) == (
+        "",
+        "To measure the rest, run tfopt-bench again with --resume and the same --output.",
+    )
     assert "was not checked" in found.summary
     text = " ".join(terminal(CUT).split())
     assert "faster" not in text.replace("Nothing was faster than", "").lower()

@@ -2,6 +2,7 @@ import dataclasses
 import gc
 import math
 import threading
+import time
 import weakref
 from contextlib import ExitStack
 from fractions import Fraction
@@ -92,9 +93,10 @@ class User(keras.callbacks.Callback):
 
 def test_readings_of_sources_in_the_list_or_added():
     user = User()
+    began = time.monotonic()
     fit(user)
     assert user.samples >= 1
-    assert 1 <= user.rows <= 4  # the end of the epoch of four steps, and each second before it
+    assert 1 <= user.rows <= 1 + int(time.monotonic() - began)  # the end of the epoch, and each second before it
     samples, throughput = UtilizationLogger(interval_seconds=0.005), ThroughputLogger()
     fit(user, samples, throughput)
     assert not samples.listeners._methods

@@ -37,7 +37,7 @@ _PAGES = {
     "XLA": "xla",
     "flash": "kernels",
 }
-_RESUME = "To measure the rest, run tfopt-bench again with --resume."
+_RESUME = "To measure the rest, run tfopt-bench again with --resume and the same --output."
 _CACHES = {'cache="memory"': "in memory", 'cache="device"': "on the GPU"}
 
 

@@ -172,10 +172,10 @@ def all_or_none(strategy: Any) -> Iterator[None]:
     if not _spans_workers(strategy):
         yield
         return
-    own: Exception | None = None
+    own: BaseException | None = None
     try:
         yield
-    except Exception as error:  # noqa: BLE001  raised again below
+    except BaseException as error:  # noqa: BLE001  raised again below; Ctrl-C in one worker, too
         own = error
     said = exchange(strategy, None if own is None else [type(own).__name__, str(own)[:_MOST_CHARACTERS]])
     if own is not None:
