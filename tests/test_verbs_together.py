@@ -66,10 +66,6 @@ class Scene:
     data: tf.data.Dataset
     folder: Path
 
-    @property
-    def batch(self):
-        return next(iter(self.data))
-
     def train(self, *with_callbacks):
         """Returns the losses of one epoch."""
         return self.model.fit(self.data, shuffle=False, verbose=0, callbacks=list(with_callbacks)).history["loss"]
@@ -95,7 +91,7 @@ LOOKS = {
     "xla.explain": lambda scene: xla.explain(scene.model, scene.data),
     "xla.decide": lambda scene: xla.decide(scene.model, scene.data, steps=3),
     "kernels.explain": lambda scene: kernels.explain(scene.model),
-    "memory.estimate": lambda scene: memory.estimate(scene.model, scene.batch),
+    "memory.estimate": lambda scene: memory.estimate(scene.model, next(iter(scene.data))),
     "batch.find": lambda scene: batch.find(scene.model, scene.data, largest=8),
     "measure.step_time": lambda scene: measure.step_time(scene.model, scene.data, 10, warmup=0),
     "measure.fit_time": lambda scene: measure.fit_time(scene.model, scene.data, 10, warmup=0),
@@ -134,9 +130,9 @@ OTHERS = {
 """Verbs that train, or change training."""
 
 VERBS = LOOKS | SAME | OTHERS
-QUICK = ["kernels.explain", "batch.accumulate", "precision.apply float16"]
-PAIRS = [pair for pair in product(VERBS, VERBS) if not set(pair) <= set(QUICK)]
-random.Random(0).shuffle(PAIRS)
+QUICK = "precision.apply float16", "batch.accumulate"  # to which repairs matter most
+PAIRS = [pair for pair in product(VERBS, VERBS) if pair != QUICK]
+random.Random(0).shuffle(PAIRS)  # the slow ones are a sample
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +165,7 @@ def outcome(name, scene):
     return "done"
 
 
-@pytest.mark.parametrize("verb", first_quick(sorted(VERBS, key=lambda verb: verb not in QUICK), len(QUICK), every=4))
+@pytest.mark.parametrize("verb", first_quick([QUICK[0], *sorted(VERBS.keys() - {QUICK[0]})], every=4))
 def test_every_repair_leaves_outcome_and_training(verb, new_scene):
     stock = new_scene()
     expected = outcome(verb, stock)
@@ -185,11 +181,15 @@ def test_every_repair_leaves_outcome_and_training(verb, new_scene):
         assert_same_weights(repaired.model, untouched.model, exactly=verb in LOOKS)
 
 
-@pytest.mark.parametrize(("first", "second"), [*product(QUICK[:2], QUICK[2:]), *first_quick(PAIRS, 0, every=40)])
+@pytest.mark.parametrize(("first", "second"), first_quick([QUICK, *PAIRS], every=40))
 def test_every_verb_after_every_other(first, second, new_scene):
     scene = new_scene()
     outcome(first, scene)
     outcome(second, scene)
+    if (first, second) == ("batch.accumulate", "precision.apply float16"):
+        with pytest.raises(UnsupportedError, match=r"Call tfopt\.batch\.accumulate\(model, 2\) again"):
+            scene.train()
+        batch.accumulate(scene.model, 2)
     assert np.isfinite(scene.train()).all()
 
 
