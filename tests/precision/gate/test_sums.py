@@ -31,8 +31,36 @@ def test_a_sum_in_float32_is_not_one_in_16_bits():
     assert summed(tf.float32)[2] == []
 
 
-def test_xla_sums_rightly():
+def test_xla_sums_correctly():
     assert right_with_xla(summed(tf.bfloat16)[2][0])
+
+
+class Shortens(keras.layers.Layer):
+    """Computes a product whose gradient, in bfloat16, is 30 % of the right one, and no sum."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 2), name="kernel")
+
+    def call(self, x):
+        share = 0.3 if x.dtype == tf.bfloat16 else 1.0
+
+        @tf.custom_gradient
+        def product(x, kernel):
+            return x @ kernel, lambda upper: (upper @ tf.transpose(kernel), share * (tf.transpose(x) @ upper))
+
+        return product(x, tf.convert_to_tensor(self.kernel))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_xla_mends_no_gradient_that_is_no_sum(jit_compile):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), Shortens(name="part"), keras.layers.Dense(1, dtype="float32")])
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=jit_compile)
+    report = check(model, (tf.ones([8, 4]), tf.ones([8, 1])), "mixed_bfloat16")
+    assert report.problems[0].startswith("The gradient of 'part/kernel' loses")
+    assert "it is computed in bfloat16" in report.problems[0]
+    assert not any("XLA" in note for note in report.notes)
 
 
 @pytest.mark.slow
@@ -43,6 +71,6 @@ def test_a_model_is_judged_as_it_is_compiled(jit_compile):
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=jit_compile)
     report = check(model, data, "mixed_bfloat16")
     assert report.passed == jit_compile
-    assert any("XLA" in note for note in report.notes)
+    assert any("sums" in note and "gradients correctly" in note for note in report.notes)
     if not jit_compile:
         assert report.problems[0].startswith("The gradient of 'part/bias' loses 91")

@@ -185,12 +185,14 @@ def _judged(
     )
     problems = find_problems(table)
     names = {one.name for one in vanished_gradients(table)} if problems else set()
-    if names and all(right_with_xla(op) for row, op in probe.sums if row.name in names):
-        if probe.reference.model.jit_compile:
-            problems = find_problems(replace(table, gradients=()))
-            notes += ("XLA compiles the model and sums gradients rightly; without it some of them would be lost.",)
-        else:
-            notes += ("XLA sums these gradients rightly on this device: tfopt.xla.set_jit(model, True).",)
+    sums = {name: [op for row, op in probe.sums if row.name == name] for name in names}
+    mended = {name for name, ops in sums.items() if ops and all(map(right_with_xla, ops))}
+    if mended and probe.reference.model.jit_compile:
+        left = tuple(one for one in table.gradients if one.name not in mended)
+        problems = find_problems(replace(table, gradients=left))
+        notes += ("XLA compiles the model and sums gradients correctly; without it some of them would be lost.",)
+    elif mended and mended == names:
+        notes += ("XLA sums these gradients correctly on this device: tfopt.xla.set_jit(model, True).",)
     first = first_overflow(table)
     blamed = {path for problem in problems for path in problem.blamed}
     around = recurrent_layers(probe.candidate.paths)

@@ -355,10 +355,12 @@ def _vanished_gradients(table: LayerTable) -> Iterator[Problem]:
         paths = tuple(dict.fromkeys(one.path for one in vanished))
         kinds = dict.fromkeys(_dtype(table, path) for path in paths)
         worst = max((one.summed or one.gradient).shrunk for one in vanished)
+        dtypes = " and ".join(kinds)
+        summed = f"summed in {dtypes}, where a large sum swallows what is added"
+        how = summed if all(one.summed for one in vanished) else f"computed in {dtypes}"
         yield Problem(
             f"The gradient of {_listed(one.name for one in vanished)} loses {percent(worst)} of its length, "
-            f"though what arrives does not: it is summed in {' and '.join(kinds)}, where a large sum swallows "
-            f"what is added. Keep {_listed(paths)} in float32.",
+            f"though what arrives does not: it is {how}. Keep {_listed(paths)} in float32.",
             paths,
         )
 
