@@ -35,6 +35,26 @@ def test_xla_sums_correctly():
     assert right_with_xla(summed(tf.bfloat16)[2][0])
 
 
+def placed(*shapes):
+    return [tf.compat.v1.placeholder(tf.bfloat16, shape) for shape in shapes]
+
+
+def test_no_gigabytes_are_made_to_ask_xla(monkeypatch):
+    with tf.Graph().as_default():
+        total = tf.raw_ops.BiasAddGrad(out_backprop=placed([None, 224, 224, 64])[0])
+    monkeypatch.setattr(tf, "ones", lambda shape, _: pytest.fail(f"made {shape}"))
+    assert not right_with_xla(total.op)
+
+
+def test_of_a_sum_that_does_not_run_on_ones_nothing_is_known():
+    """Strides of 2 make the sizes differ, which the graph does not know."""
+    with tf.Graph().as_default():
+        x, y = placed([1, None, None, 1], [1, None, None, 1])
+        sizes = {"filter_sizes": [3, 3, 1, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
+        total = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(input=x, out_backprop=y, **sizes)
+    assert not right_with_xla(total.op)
+
+
 class Shortens(keras.layers.Layer):
     """Computes a product whose gradient, in bfloat16, is 30 % of the right one, and no sum."""
 

@@ -1,5 +1,6 @@
 """Gradients of variables that are sums in 16 bits, beside the same sum in float32 of what arrives there."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -12,8 +13,9 @@ _16_BIT = (tf.float16, tf.bfloat16)
 _SUMS = {"BiasAddGrad", "Sum", "Mean", "UnsortedSegmentSum", "DepthwiseConv2dNativeBackpropFilter"}
 _PASSING = {"Cast", "Identity", "Reshape", "RealDiv"}
 _ALIKE = 0.05
-# For a size that the graph does not know.
+# For a size that the graph does not know, up to as many numbers.
 _ROWS = 4096
+_MOST = 2**28
 
 
 def sums_of(gradient: tf.Tensor) -> list[tf.Operation]:
@@ -35,13 +37,19 @@ def right_with_xla(op: tf.Operation) -> bool:
     known = [tf.get_static_value(x) if x.dtype not in _16_BIT else x.shape.rank for x in op.inputs]
     if any(x is None for x in known):
         return False
+    unknown = [x.shape for x in op.inputs if x.dtype in _16_BIT and not x.shape.is_fully_defined()]
+    if any(math.prod(size or _ROWS for size in shape) > _MOST for shape in unknown):
+        return False
     data = [
         tf.ones([size or _ROWS for size in x.shape], x.dtype) if x.dtype in _16_BIT else value
         for x, value in zip(op.inputs, known, strict=True)
     ]
     summed = tf.function(lambda *data: _made_like(op, data, op.outputs[0].dtype), jit_compile=True, autograph=False)
     plain = tf.function(lambda *data: in_float32(_made_like(op, data, op.outputs[0].dtype).op), autograph=False)
-    found, right = (tf.cast(one(*data), tf.float32).numpy() for one in (summed, plain))
+    try:
+        found, right = (tf.cast(one(*data), tf.float32).numpy() for one in (summed, plain))
+    except tf.errors.OpError:
+        return False
     return bool(np.linalg.norm(found - right) <= _ALIKE * np.linalg.norm(right))
 
 
