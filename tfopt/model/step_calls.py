@@ -19,8 +19,13 @@ _OF_EACH = {"name", "build", "quantize"}  # attributes that Keras sets in each l
 def forward(model: keras.Model, batch: Any) -> tuple[Any, tf.Tensor]:
     """The model's outputs and its loss in training, as Keras' `train_step` computes them."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    outputs = outputs_of(model, x)
     return outputs, model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+
+
+def outputs_of(model: keras.Model, x: Any) -> Any:
+    """The model's outputs in training."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
 def has_gradients(value: Any) -> bool:

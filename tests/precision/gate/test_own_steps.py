@@ -121,6 +121,39 @@ def test_a_step_that_cannot_be_followed_is_noted():
     assert "custom train_step, which was not run (it hands no gradients of a tf.GradientTape" in report.notes[0]
 
 
+class WithoutLoss(keras.Sequential):
+    """Computes the loss in its step, as SimCLR does."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.cast(self(data, training=True), tf.float32)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class Counts(layers.Layer):
+    """Adds in 16 bits, where it stops."""
+
+    def build(self, _):
+        self.count = self.add_weight(initializer="zeros", trainable=False, name="count")
+
+    def call(self, x):
+        self.count.assign(self.count + 1.0)
+        return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_step_without_a_compiled_loss_is_checked_with_its_states(counts):
+    parts = [layers.Dense(8), layers.BatchNormalization(), *([Counts(name="counts")] if counts else [])]
+    model = WithoutLoss([keras.Input((4,)), *parts, layers.Dense(2, dtype="float32")])
+    model.compile(SGD(1e-2))
+    report = check(model, data(), "mixed_bfloat16")
+    assert report.passed != counts, str(report)
+    assert not counts or "'counts' adds to its variable 'count' in bfloat16" in report.problems[0]
+
+
 @pytest.mark.slow
 def test_a_gan_under_two_replicas():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():

@@ -22,7 +22,7 @@ from tfopt.model.layers import (
     output_layers,
     recorded_calls,
 )
-from tfopt.model.step_calls import forward
+from tfopt.model.step_calls import forward, outputs_of
 from tfopt.precision.gate.own_step import Optimizer, OwnStep, has_own_step, run
 from tfopt.precision.layer_policies import under_policies
 from tfopt.repairs import recomputation_refused, recomputes
@@ -169,7 +169,10 @@ def advanced(
     """The values of some variables after a forward pass that begins with others and assigns nothing."""
     with under_policies(variant.model, variant.policies):
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
-            forward(variant.model, batch)
+            if has_own_step(variant.model):  # which may need no compiled loss
+                outputs_of(variant.model, keras.utils.unpack_x_y_sample_weight(batch)[0])
+            else:
+                forward(variant.model, batch)
         variant.model._clear_losses()  # they would keep tensors of this graph
     return [scope.get_current_value(variable) for variable in variables]
 
