@@ -199,6 +199,9 @@ class _EndsLog(keras.callbacks.Callback):
         if batch + 1 >= self.params["steps"]:
             self.steps.append(_each(self._ends))
 
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = False  # which another callback may have asked for
+
     def on_test_begin(self, logs: Any = None) -> None:
         self._ends = [(0, time.perf_counter())]
 
