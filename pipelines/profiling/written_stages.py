@@ -103,23 +103,21 @@ def cached_where(dataset: tf.data.Dataset, limiting: str | None = None) -> tuple
 
 
 def _calls(found: Sequence[Stage], place: int, behind: Sequence[Stage]) -> tuple[str, str, str] | str:
-    """The calls that cache what the stage at a place makes, in an order that is another in each epoch where it was."""
+    """The calls that cache what the stage at a place makes, reshuffled in each epoch where the original was."""
     last = found[place].dataset
     batch = batching(last)
     examples = int((last if batch is None else batch._inputs()[0]).cardinality())
     code = ".cache()"
-    if any(one.kind == "shuffle" for one in find_in_dataset(last)) and not (
-        batch is None and any(one.kind == "shuffle" for one in behind)
-    ):
-        if batch is not None and _shuffled_before(batch):
+    if any(map(_reshuffles, lineage(last))) and not (batch is None and any(_reshuffles(one.dataset) for one in behind)):
+        if batch is not None and any(map(_reshuffles, lineage(batch))):
             code = _unbatched(last, batch, examples)
             if not code:
                 return f"{found[place].call} takes whole batches of shuffled examples: a cache would keep those"
         else:
-            buffer = _buffer(last)
-            if not buffer:
+            again = _shuffled_again(last)
+            if not again:
                 return "it would freeze the order of the shuffled files; shuffle their examples, too, to cache them"
-            code = f".cache().shuffle({buffer})"
+            code = f".cache(){again}"
     size = _size(last, int(last.cardinality()))
     free = host().memory_available_mib
     if size is not None and free is not None and size > free * 2**20 / _MEMORY_SHARE:
@@ -147,22 +145,29 @@ def _unbatched(last: Any, batch: Any, examples: int) -> str:
         return ""
     known = f".apply(tf.data.experimental.assert_cardinality({examples}))"
     again = f".batch({size}{', drop_remainder=True' * drop})"
-    return f".unbatch(){known}.cache().shuffle({examples}){again}"
+    seed = _seed(next(filter(_reshuffles, lineage(batch))))
+    return f".unbatch(){known}.cache().shuffle({examples}{seed}){again}"
 
 
-def _shuffled_before(batch: Any) -> bool:
-    return any(one.kind == "shuffle" for one in find_in_dataset(batch))
+def _reshuffles(dataset: Any) -> bool:
+    """Whether a dataset is a shuffle that has another order in each epoch."""
+    return kind_of(type(dataset).__name__) == "shuffle" and dataset._reshuffle_each_iteration is not False
 
 
-def _buffer(last: Any) -> int:
-    """The buffer of the shuffle before a stage; 0 if what it shuffles are not yet the elements of the stage."""
-    kinds = [(kind_of(type(one).__name__), one) for one in chain_of_datasets(last)]
-    for kind, one in kinds:
-        if kind == "shuffle":
-            return int(one._buffer_size)
-        if kind in _OPENING:
-            return 0
-    return 0
+def _seed(shuffle: Any) -> str:
+    """The argument that gives a shuffle its seed, from an argument or `tf.random.set_seed`; empty without."""
+    second = int(shuffle._seed2)  # the first is that of `tf.random.set_seed`, or a constant
+    return f", seed={second}" if second or int(shuffle._seed) else ""
+
+
+def _shuffled_again(last: Any) -> str:
+    """The shuffle before a stage, as a call; empty if what it shuffles are not yet the elements of the stage."""
+    for one in chain_of_datasets(last):
+        if _reshuffles(one):
+            return f".shuffle({int(one._buffer_size)}{_seed(one)})"
+        if kind_of(type(one).__name__) in _OPENING:
+            return ""
+    return ""
 
 
 def _size(last: Any, elements: int) -> float | None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfopt.diagnosis import remedies
 from tfopt.diagnosis.candidates import prefetched
+from tfopt.pipelines.profiling.written_stages import cached_where
 
 X, Y = np.zeros((32, 4), "float32"), np.zeros((32, 1), "float32")
 
@@ -37,3 +38,24 @@ def test_a_prefetch_before_options_counts():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     assert prefetched(data.with_options(options)) is not None
     assert prefetched(data.prefetch(2).with_options(options)) is None
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "batched", "calls"),
+    [
+        ({}, False, ".cache().shuffle(36)"),
+        ({"seed": 1}, False, ".cache().shuffle(36, seed=1)"),
+        ({"reshuffle_each_iteration": False}, False, ".cache()"),
+        ({"seed": 1}, True, ".shuffle(32, seed=1).batch(8)"),
+        ({"reshuffle_each_iteration": False}, True, ".cache()"),
+    ],
+)
+def test_a_cache_leaves_the_order_as_it_was_asked_for(shuffle, batched, calls):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(36, **shuffle)
+    data = (data.batch(8) if batched else data).map(lambda x, y: (x + 1, y))
+    assert cached_where(data)[1].endswith(calls)
+
+
+def test_a_shuffle_whose_order_stays_does_not_stand_for_one_before_the_cache():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(36).map(lambda x, y: (x + 1, y))
+    assert cached_where(data.shuffle(8, reshuffle_each_iteration=False))[1] == ".cache().shuffle(36)"
