@@ -17,7 +17,7 @@ import tfopt
 from tfopt.diagnosis import diagnose_fit
 from tfopt.diagnosis.diagnosing import _without_communication, experiments
 from tfopt.diagnosis.tuning import Tuning
-from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.errors import PipelineError, TfoptError, UnsupportedError
 from tfopt.pipelines import plan_pipeline
 
 STEPS = 5
@@ -268,6 +268,19 @@ def test_changes_that_fail_together_leave_the_floor_as_it_was():
     tried = {"applied": (), "refused": (), "tried": ("XLA is off",), "comparison": None, "code": ""}
     said = str(Tuning(model=None, data=None, diagnosis=diagnoses.diagnosis(), **tried))
     assert said == 'Nothing was changed: what takes away "XLA is off" failed.'
+
+
+@pytest.mark.parametrize("error", [TfoptError("fit ended after 1"), OSError("one thread only")], ids=["tfopt", "other"])
+def test_an_experiment_that_fails_is_listed_and_the_training_as_it_stands_is_not(error):
+    def fails(steps):
+        raise error
+
+    with experiments(made(), {"x": X, "y": Y}, STEPS) as its:
+        times = its.interleave({"now": lambda steps: diagnoses.times(9), "other": fails})
+        assert [(one.name, str(error) in one.reason) for one in its._not_tested] == [("other", True)]
+        assert list(times) == ["now"]
+        with pytest.raises(type(error)):
+            its.interleave({"now": fails})
 
 
 def test_wrong_arguments_are_named():
