@@ -81,7 +81,7 @@ def test_everything_tried_is_listed_with_its_figure(tuned):
     assert "XLA is off" in tried
     assert tried <= {one.name for one in result.measured}
     listed = str(result).partition("Tried one by one:\n")[2]
-    assert all(f"- {one.name}: {figure(one.cost_ms)} ms less of " in listed for one in result.measured)
+    assert all(f"- {one.name}: {figure(abs(one.cost_ms))} ms " in listed for one in result.measured)
     assert [one["name"] for one in result.to_dict()["measured"]] == [one.name for one in result.measured]
 
 
@@ -92,6 +92,11 @@ def test_what_a_repeat_may_overturn_says_so(interval_ms, says):
     """Of a step of 10 ms; less than 0.3 ms is not worth a change."""
     cost = CauseCost(name="a", cost_ms=0.5, interval_ms=interval_ms, share=0.05, evidence="", remedy="")
     assert ("a repeat may decide otherwise" in tuning._figures(cost, 10.0)) == says
+
+
+def test_what_makes_a_step_slower_says_so():
+    cost = CauseCost(name="a", cost_ms=-0.3, interval_ms=(-0.4, -0.2), share=-0.03, evidence="", remedy="")
+    assert tuning._figures(cost, 10.0) == "0.3 ms slower of 10 ms a step (95 %: 0.2 to 0.4)"
 
 
 def test_what_is_not_faster_together_is_not_applied(judged):

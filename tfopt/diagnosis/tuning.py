@@ -216,9 +216,11 @@ def _reason_against(its: Experiments, one: Candidate, tolerance: float | None) -
 
 
 def _figures(cause: CauseCost, now_ms: float) -> str:
-    """What a change saves by itself, and whether a repeat may decide otherwise on it."""
-    low, high = map(figure, cause.interval_ms)
-    saved = f"{figure(cause.cost_ms)} ms less of {figure(now_ms)} ms a step (95 %: {low} to {high})"
+    """What a change saves or costs by itself, and whether a repeat may decide otherwise on it."""
+    slower = cause.cost_ms < 0
+    low, high = map(figure, sorted(-ms if slower else ms for ms in cause.interval_ms))
+    change = f"{figure(abs(cause.cost_ms))} ms {'slower' if slower else 'less'}"
+    saved = f"{change} of {figure(now_ms)} ms a step (95 %: {low} to {high})"
     least_ms = WORTH_SHARE * now_ms
     sure = cause.interval_ms[0] >= least_ms or cause.interval_ms[1] <= least_ms
     return saved if sure else f"{saved}, so a repeat may decide otherwise"
