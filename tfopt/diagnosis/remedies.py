@@ -248,11 +248,11 @@ def between_epochs(training: Training, callback: keras.callbacks.Callback, hook:
             f'if ({number} + 1) % {often} and {number} + 1 < self.params["epochs"]:\n    return'
         ), 1 - -(-epochs // often) / epochs
     if owner is not None:
-        return no_line(f"{hook} is told no epoch; validation_freq={often} in fit runs it less often"), 0.0
+        return no_line(f"{hook} receives no epoch; validation_freq={often} in fit runs it less often"), 0.0
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         logged = callback.save_best_only or "{" in callback.filepath.replace("{epoch", "")
         if logged:
-            return no_line("its save_freq knows no logs of an epoch, which its monitor or file name asks for"), 1.0
+            return no_line("its save_freq receives no logs of an epoch, which its monitor or file name asks for"), 1.0
         left = f"\n# Does not save the last {epochs % often} of the epochs" if epochs % often else ""
         return f"{name}(..., save_freq={often * steps}){left}", 1 - (epochs // often) / epochs
     if isinstance(callback, keras.callbacks.TensorBoard) and 0 < callback.histogram_freq < often:
