@@ -245,6 +245,35 @@ def test_sample_weights_of_a_loss_that_is_one_number_are_refused():
         model.train_on_batch(X[:4], Y[:4], sample_weight=np.arange(4.0))
 
 
+class OneTarget(keras.Sequential):
+    """Computes a loss with a number for a target."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.own_loss(self.target, y_pred)
+
+
+@pytest.mark.parametrize("target", [0.0, tf.constant(0.0)])
+def test_a_number_may_be_the_target_of_all_examples(target):
+    model, expected = net("sgd", kind=OneTarget), net("sgd", kind=OneTarget)
+    for one in (model, expected):
+        one.own_loss, one.target = keras.losses.MeanSquaredError(), target
+    accumulate(model, 4)
+    fit(model), fit(expected, 16)
+    assert_same(model, expected)
+
+
+def test_a_number_as_target_hides_no_loss_of_a_whole_batch():
+    class Sums(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            return keras.ops.sum((y_true - y_pred) ** 2)
+
+    model = net(kind=OneTarget)
+    model.own_loss, model.target = Sums(name="sums"), 0.0
+    accumulate(model, 2)
+    with pytest.raises(UnsupportedError, match="Found: sums, which"):
+        model.train_on_batch(X[:4], Y[:4])
+
+
 @pytest.mark.slow
 def test_a_fit_that_fails_drops_its_open_round():
     expected, model = net("sgd"), net("sgd")

@@ -30,7 +30,13 @@ def averages(loss: Any, y_true: Any, y_pred: Any) -> bool:
                 keras.tree.map_structure(lambda part: _made_up(part, random), parts) for parts in (y_true, y_pred)
             ]
             whole, again, *parts = [
-                _values(loss, *(keras.tree.map_structure(lambda value, of=of: value[of], part) for part in made_up))
+                _values(
+                    loss,
+                    *(
+                        keras.tree.map_structure(lambda value, of=of: value[of] if value.ndim else value, part)
+                        for part in made_up
+                    ),
+                )
                 for of in (slice(None), slice(None), slice(_FIRST), slice(_FIRST, None))
             ]
         except Exception:  # noqa: BLE001  such as a loss of other targets than can be made up
@@ -51,10 +57,11 @@ def _values(loss: Any, y_true: Any, y_pred: Any) -> np.ndarray:
 
 def _made_up(tensor: Any, random: np.random.Generator) -> np.ndarray:
     """Class 0 or 1, or numbers between 0 and 1, which losses take as scores as well."""
+    tensor = tensor if hasattr(tensor, "shape") else np.asarray(tensor)
     shape = [_UNKNOWN if size is None else size for size in tensor.shape]
     if math.prod(shape) > _LARGEST:
         shape = [min(size, _SMALL) for size in shape]
-    shape = [_EXAMPLES, *shape[1:]]
+    shape = [_EXAMPLES, *shape[1:]] if shape else []  # one target for all examples
     if not tf.as_dtype(tensor.dtype).is_floating:
-        return random.integers(0, 2, shape)
-    return random.uniform(0.1, 1.0, shape)  # no distributions, whose equal sums would hide what Dice does
+        return np.asarray(random.integers(0, 2, shape))
+    return np.asarray(random.uniform(0.1, 1.0, shape))  # no distributions, whose equal sums would hide what Dice does
