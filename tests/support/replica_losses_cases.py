@@ -153,6 +153,45 @@ def gradient_penalty(model, x, y, y_pred):
     return 10.0 * ops.mean((norms - 1.0) ** 2)
 
 
+class Warmed(Guide):
+    """A loss that is scaled by a condition."""
+
+    def loss_of(self, x, y):
+        loss = super().loss_of(x, y)
+        return tf.cond(self.optimizer.iterations < 3, lambda: 0.1 * loss, lambda: loss)
+
+
+class LogsNorm(Guide):
+    """Logs the gradient of a mean by hand, by which it does not update."""
+
+    def train_step(self, data):
+        x, y = data
+        logs, weight = super().train_step(data), self.trainable_variables[0]
+        with tf.GradientTape() as tape:
+            loss = ops.mean(y[:1, :1] * ops.sum(weight))
+        return logs | {"norm": 0.0 * ops.norm(tape.gradient(loss, weight))}
+
+
+class OwnAccumulation(Guide):
+    """Updates with gradients of a mean by hand that it has kept in variables."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_variables
+        if not hasattr(self, "kept"):
+            with tf.init_scope():
+                self.kept = [tf.Variable(tf.zeros(weight.shape), trainable=False) for weight in weights]
+        with tf.GradientTape() as tape:
+            loss = ops.mean((y - self(x, training=True)) ** 2)
+        for kept, gradient in zip(self.kept, tape.gradient(loss, weights), strict=True):
+            kept.assign(gradient)
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y)
+        tape.gradient(loss, weights)
+        self.optimizer.apply([kept + 0.0 for kept in self.kept], weights)
+        return self.logs(loss)
+
+
 class TwoUpdates(Guide):
     """A second update, of a penalty by hand."""
 
@@ -342,6 +381,7 @@ REFUSED = {
     "compute_loss and a gradient penalty": (lambda: mixed(gradient_penalty), Y),
     "a variational autoencoder": (lambda: compiled(Variational(), loss=None), Y),
     "a second update": (lambda: guided(TwoUpdates), Y),
+    "kept gradients of a mean": (lambda: guided(OwnAccumulation), Y),
     "a mean of unreduced losses": (lambda: guided(MeansAlone), Y),
     "add_loss of a sum in training": (
         lambda: sequential(layers.Dropout(0.2), AddedInTraining(lambda x: 0.1 * ops.sum(x**2), name="penalty")),
@@ -421,6 +461,8 @@ HEALTHY = {
     "the mean over all examples, eager": (lambda: guided(GlobalMean, run_eagerly=True), Y),
     "the mean over counted examples": (lambda: guided(CountedMean), Y),
     "a gradient inside the loss": (lambda: guided(Meta), None),
+    "a loss in a condition": (lambda: guided(Warmed), Y),
+    "a logged gradient": (lambda: guided(LogsNorm), Y),
     "a learned weight of the loss": (lambda: guided(Uncertain), Y),
     "add_loss of a mean in training": (lambda: sequential(AddedInTraining(lambda x: 0.1 * ops.mean(x**2))), Y),
     "synchronized batch norm behind a mask": (masked_norm, Y),

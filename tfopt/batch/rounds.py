@@ -54,9 +54,10 @@ class Rounds:
                 "optimizer. Call tfopt.batch.accumulate(model, 1) first, or give the other model its own optimizer."
             )
         weights = batch.count_update()
-        if note_update():
+        grads = list(grads)
+        if note_update(grads):
             return
-        grads, variables = list(grads), list(trainable_variables or self.optimizer._trainable_variables)
+        variables = list(trainable_variables or self.optimizer._trainable_variables)
         self._prepare(grads, variables)
         first = tf.equal(self._batches, 0)
         totals = tf.where(first, tf.zeros_like(weights), self._weights) + weights

@@ -100,9 +100,10 @@ class Terms:
         if kind == "StopGradient" or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return _Part(of_data=of_data, by_replicas=by_replicas)
         if any(name in operation.node_def.attr for name in _FUNCTIONS):
+            terms = frozenset().union(*(part.terms for part in inputs))
             elsewhere = any(graph is not tensor.graph for graph in self._graphs)  # it may have been divided inside
-            terms = frozenset([DIVIDED if elsewhere else UNDIVIDED] if any(part.terms for part in inputs) else [])
-            return _Part(terms, of_data)
+            kind = DIVIDED if elsewhere or terms == {DIVIDED} else UNDIVIDED
+            return _Part(frozenset([kind] if terms else []), of_data)
         if kind in _PRODUCTS:
             return self._product(operation, inputs)._replace(of_data=of_data, by_replicas=by_replicas)
         parts = [inputs[output]] if kind == "IdentityN" else inputs
@@ -187,6 +188,19 @@ def _number(tensor: Any) -> float:
 def _mixed(terms: frozenset[str]) -> frozenset[str]:
     """The kinds of a function of such terms that is not linear."""
     return frozenset(UNDIVIDED if kind == SUMMED else kind for kind in terms)
+
+
+def update_without(gradients: Iterable[Any], applied: Iterable[Any], noted: Iterable[Any]) -> bool:
+    """Whether all gradients that update weights are known to be computed from other noted gradients than these."""
+    gradients, applied, noted = map(_dense, (gradients, applied, noted))
+    graphs = {id(getattr(tensor, "graph", None)) for tensor in (*gradients, *applied)}
+    if not applied or len(graphs) != 1 or depends_on(applied, gradients):
+        return False
+    return all(depends_on([tensor], noted) for tensor in applied)
+
+
+def _dense(tensors: Iterable[Any]) -> list[Any]:
+    return [tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor for tensor in tensors]
 
 
 def depends_on(tensors: Iterable[Any], sources: Iterable[Any]) -> bool:

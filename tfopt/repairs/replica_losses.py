@@ -8,7 +8,7 @@ losses that are more than a mean over examples.
 import functools
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.errors import UnsupportedError
-from tfopt.model.loss_terms import DIVIDED, SUMMED, UNDIVIDED, Terms, depends_on
+from tfopt.model.loss_terms import DIVIDED, SUMMED, UNDIVIDED, Terms, depends_on, update_without
 from tfopt.repairs.repair import Function, Repair, in_several_replicas, is_alone
 
 _LOSS = "keras.src.losses.loss"
@@ -58,6 +58,8 @@ class _Step:
     """Losses that layers add."""
     gradients: list[tuple[list[Any], list[Any], list[Any]]] = field(default_factory=list)
     """What was differentiated, the variables for which, and the gradients; in graphs only."""
+    applied: list[Any] = field(default_factory=list)
+    """Gradients that were given to an optimizer."""
     asks: bool = False
     """Whether the user's code has asked for the number of replicas."""
     updates: bool = False
@@ -146,7 +148,9 @@ def _require_divided(step: _Step) -> None:
         terms = step.terms(weights, replicas)
         wrong = [target for target in targets if UNDIVIDED in terms.of(target)]
         others = [target for others, _, found in step.gradients if found is not gradients for target in others]
-        if wrong and not depends_on(others, gradients):  # else only part of another loss, as in meta-learning
+        if not wrong or depends_on(others, gradients):  # only part of another loss, as in meta-learning
+            continue
+        if not update_without(gradients, step.applied, [part for *_, found in step.gradients for part in found]):
             raise _undivided(step.model, f" ({terms.undivided_at(wrong[0])})")
 
 
@@ -229,18 +233,20 @@ def _noting_questions(original: Function) -> Function:
     return num_replicas_in_sync
 
 
-def note_update() -> bool:
+def note_update(grads: Iterable[Any]) -> bool:
     """Notes that the step being traced updates weights; returns whether it only rehearses, and must not."""
     step = _step()
     if step is not None:
         step.updates = True
+        step.applied.extend(part for part in grads if part is not None)
     return step is not None and step.rehearses
 
 
 def _noting_updates(original: Function) -> Function:
-    def apply(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not note_update():
-            original(self, *args, **kwargs)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        grads = list(grads)
+        if not note_update(grads):
+            original(self, grads, trainable_variables)
 
     return apply
 
