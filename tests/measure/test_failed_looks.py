@@ -28,8 +28,8 @@ LOOKS = {
     "explain": lambda model: tfopt.xla.explain(model, BATCH),
     "check": lambda model: tfopt.precision.check(model, BATCH, "mixed_bfloat16", batches=1),
     "alignment": lambda model: tfopt.precision.alignment(model, batch_size=8),
-    "diagnose": lambda model: tfopt.diagnose(model, BATCH, steps=4),
-    "tune": lambda model: tfopt.tune(model, BATCH, allow=("xla",), steps=4),
+    "diagnose": lambda model: tfopt.diagnose(model, BATCH, steps=5),
+    "tune": lambda model: tfopt.tune(model, BATCH, allow=("xla",), steps=5),
 }
 INSIDE = {
     "a layer": (keras.Layer, "__call__"),

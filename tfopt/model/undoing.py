@@ -61,7 +61,9 @@ def _contents(model: Any) -> Iterator[tuple[Any, type, Any]]:
         if isinstance(one, KerasSaveable | Tracker) and not isinstance(one, keras.Variable | KerasTensor):
             one = vars(one)
         elif issubclass(type(one), TrackableDataStructure):  # which pretends to be a list or a dict, and holds one
-            pending.append(getattr(one, "__wrapped__", None))
+            pending.append(held := getattr(one, "__wrapped__", None))
+            if isinstance(held, tuple):  # never refilled
+                continue
             one = object.__getattribute__(one, "__dict__")
         kind = next((kind for kind in _CONTAINERS if issubclass(type(one), kind)), None)
         if kind is None or id(one) in seen:
