@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.batch import accumulate
+from tfopt.batch.rounds import Rounds
 from tfopt.errors import UnsupportedError
 
 random = np.random.default_rng(0)
@@ -243,6 +244,34 @@ def test_sample_weights_of_a_loss_that_is_one_number_are_refused():
     accumulate(model, 2)
     with pytest.raises(UnsupportedError, match="returns one number"):
         model.train_on_batch(X[:4], Y[:4], sample_weight=np.arange(4.0))
+
+
+def test_a_round_that_is_refused_at_its_end_is_switched_off(monkeypatch):
+    def refuse(rounds):
+        raise UnsupportedError("train without accumulation")
+
+    model = net()
+    accumulate(model, 4)
+    model.train_on_batch(X[:4], Y[:4])
+    monkeypatch.setattr(Rounds, "end", refuse)
+    with pytest.raises(UnsupportedError, match="train without"):
+        accumulate(model, 1)
+    assert not {"train_step", "apply"} & {*vars(model), *vars(model.optimizer)}
+    model.train_on_batch(X[:4], Y[:4])
+    assert model.optimizer.iterations == 1
+
+
+def test_a_probe_leaves_the_variables_of_a_loss_as_they_were():
+    mean = tf.Variable(0.0, trainable=False)
+
+    def counting(y, y_pred):
+        mean.assign_add(1.0)
+        return keras.ops.mean((y - y_pred) ** 2, -1)
+
+    model = net(loss=counting)
+    accumulate(model, 2)
+    model.train_on_batch(X[:4], Y[:4])
+    assert mean.numpy() == 1.0
 
 
 class OneTarget(keras.Sequential):

@@ -70,10 +70,12 @@ def accumulate(model: keras.Model, steps: int) -> int:
         )
     replicas = model.distribute_strategy.num_replicas_in_sync
     repairs.install(*(repairs.REPLICAS if replicas > 1 else repairs.ONE_DEVICE))
-    before = _remove(model)
-    if steps > 1:
-        _put(model, Rounds(model.optimizer, steps))
-    rebuild_step_function(model, "train_function")
+    try:
+        before = _remove(model)
+        if steps > 1:
+            _put(model, Rounds(model.optimizer, steps))
+    finally:  # also if the open round is refused
+        rebuild_step_function(model, "train_function")
     return before
 
 
@@ -89,16 +91,22 @@ def _remove(model: keras.Model) -> int:
         if vars(model).get("train_step") is installed:  # and not one that the user has set since
             vars(model).pop("train_step")
             vars(model).update(own)
-        if vars(model.optimizer).get(ROUNDS) is rounds:
-            before = rounds.steps
-            rounds.end()
-        its = vars(rounds.optimizer)
-        if its.get(ROUNDS) is rounds:  # and not those of a model that shares it
-            del its[ROUNDS]
-            if its.get("apply") == rounds.apply:  # and not one that the user has set since
-                its.pop("apply")
-                its.update({"apply": rounds.own_apply} if rounds.own_apply else {})
+        try:
+            if vars(model.optimizer).get(ROUNDS) is rounds:
+                before = rounds.steps
+                rounds.end()
+        finally:
+            _detach(rounds)
     return before
+
+
+def _detach(rounds: Rounds) -> None:
+    its = vars(rounds.optimizer)
+    if its.get(ROUNDS) is rounds:  # and not those of a model that shares it
+        del its[ROUNDS]
+        if its.get("apply") == rounds.apply:  # and not one that the user has set since
+            its.pop("apply")
+            its.update({"apply": rounds.own_apply} if rounds.own_apply else {})
 
 
 def _take_over(model: keras.Model, inner: Any) -> None:
