@@ -64,6 +64,13 @@ def test_two_that_changed_one_function_are_taken_back_in_any_order():
     assert TensorFlowTrainer._make_function is stock
 
 
+def test_losses_are_noted_over_what_divides_them_in_either_order():
+    repairs.install("replica_losses")
+    repairs.install("uneven_batches")
+    assert repairs.REPLICA_LOSSES.turn > repairs.UNEVEN_BATCHES.turn
+    repairs.remove()
+
+
 def test_the_status_reads_well(monkeypatch):
     repairs.install("clear_session")
     plant(monkeypatch, "unscaled_loss")

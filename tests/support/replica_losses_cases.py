@@ -165,7 +165,7 @@ class LogsNorm(Guide):
     """Logs the gradient of a mean by hand, by which it does not update."""
 
     def train_step(self, data):
-        x, y = data
+        _, y = data
         logs, weight = super().train_step(data), self.trainable_variables[0]
         with tf.GradientTape() as tape:
             loss = ops.mean(y[:1, :1] * ops.sum(weight))

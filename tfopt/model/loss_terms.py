@@ -1,6 +1,7 @@
 """What the terms of a loss are, as read from its graph: divided among the replicas, sums over examples, or neither."""
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,7 +175,8 @@ class Terms:
             if loss.op.type == "Mean":
                 break
         for frame in reversed(loss.op.traceback):
-            if not any(f"/{package}/" in frame.filename for package in ("tensorflow", "keras", "tfopt")):
+            own = any(f"/{package}/" in frame.filename for package in ("tensorflow", "keras", "tfopt"))
+            if not own and Path(frame.filename).parent != Path(os.__file__).parent:
                 return f"{Path(frame.filename).name}, line {frame.lineno}"
         return f"the operation {loss.name}"
 

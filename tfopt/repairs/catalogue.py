@@ -105,6 +105,9 @@ def install(*names: str) -> Status:
     chosen = _chosen(names)
     for repair in chosen:
         repair.applies()
+    if UNEVEN_BATCHES in chosen and REPLICA_LOSSES.installed and not UNEVEN_BATCHES.installed:
+        REPLICA_LOSSES.remove()  # it notes what the other one divides, so it is installed over it
+        chosen.append(REPLICA_LOSSES)
     for repair in chosen:
         repair.install()
     return status()

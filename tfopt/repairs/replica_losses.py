@@ -69,18 +69,19 @@ class _Step:
         """Returns what to judge its losses by, as functions of weights; see `Terms` for the number of replicas."""
         kinds = ((DIVIDED, self.divided), (SUMMED, self.summed), (UNDIVIDED, self.multiplied))
         known = [(loss, kind) for kind, losses in kinds for loss in losses if loss is not None]
-        batched = [part for part in keras.tree.flatten(self.data) if getattr(part, "shape", ()) != ()]
-        examples = batched[0].shape[0] if batched else None
+        shapes = (getattr(part, "shape", ()) for part in keras.tree.flatten(self.data))
+        examples = next((shape[0] for shape in shapes if shape != ()), None)
         return Terms(known, self.shared, weights=weights, examples=examples, replicas=replicas)
 
     def divides(self, value: Any) -> bool:
         """Whether a scalar is this replica's part of a loss, to be logged."""
         if not tf.is_tensor(value) or not hasattr(value, "graph"):
             return any(value is known for known in self.divided)
-        replicas = self.model.distribute_strategy.num_replicas_in_sync
         if value.shape.rank:
             return False
-        terms = self.terms(self.model.trainable_variables, replicas).of(value)
+        terms = self.terms(self.model.trainable_variables, self.model.distribute_strategy.num_replicas_in_sync).of(
+            value
+        )
         return bool(terms) and UNDIVIDED not in terms
 
 
@@ -148,9 +149,9 @@ def _require_divided(step: _Step) -> None:
         terms = step.terms(weights, replicas)
         wrong = [target for target in targets if UNDIVIDED in terms.of(target)]
         others = [target for others, _, found in step.gradients if found is not gradients for target in others]
-        if not wrong or depends_on(others, gradients):  # only part of another loss, as in meta-learning
-            continue
-        if not update_without(gradients, step.applied, [part for *_, found in step.gradients for part in found]):
+        noted = [part for *_, found in step.gradients for part in found]
+        # A gradient may be only part of another loss, as in meta-learning, or of the logs.
+        if wrong and not depends_on(others, gradients) and not update_without(gradients, step.applied, noted):
             raise _undivided(step.model, f" ({terms.undivided_at(wrong[0])})")
 
 
@@ -244,8 +245,7 @@ def note_update(grads: Iterable[Any]) -> bool:
 
 def _noting_updates(original: Function) -> Function:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        grads = list(grads)
-        if not note_update(grads):
+        if not note_update(grads := list(grads)):
             original(self, grads, trainable_variables)
 
     return apply
