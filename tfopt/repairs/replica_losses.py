@@ -79,9 +79,8 @@ class _Step:
             return any(value is known for known in self.divided)
         if value.shape.rank:
             return False
-        terms = self.terms(self.model.trainable_variables, self.model.distribute_strategy.num_replicas_in_sync).of(
-            value
-        )
+        replicas = self.model.distribute_strategy.num_replicas_in_sync
+        terms = self.terms(self.model.trainable_variables, replicas).of(value)
         return bool(terms) and UNDIVIDED not in terms
 
 
@@ -149,8 +148,7 @@ def _require_divided(step: _Step) -> None:
         terms = step.terms(weights, replicas)
         wrong = [target for target in targets if UNDIVIDED in terms.of(target)]
         others = [target for others, _, found in step.gradients if found is not gradients for target in others]
-        noted = [part for *_, found in step.gradients for part in found]
-        # A gradient may be only part of another loss, as in meta-learning, or of the logs.
+        noted = [part for *_, found in step.gradients for part in found]  # some only for other losses or logs
         if wrong and not depends_on(others, gradients) and not update_without(gradients, step.applied, noted):
             raise _undivided(step.model, f" ({terms.undivided_at(wrong[0])})")
 
