@@ -287,7 +287,8 @@ def _reduction(given: _Values, sample_weight: Any, reduction: str | None, call: 
     shape: Any = getattr(given.values, "shape", ())
     is_scalar = not len(shape)
     averaged = None if is_scalar else given.values
-    of_targets = () if call is None else getattr(keras.tree.flatten(call[1])[0], "shape", ())  # of a number: none
+    # A target that is a number has no shape.
+    of_targets: Any = () if call is None else getattr(keras.tree.flatten(call[1])[0], "shape", ())
     if call is not None and (is_scalar or (len(of_targets) and shape[0] != of_targets[0])):
         averaged = keras.tree.flatten(call[2])[0]  # the user's own function has taken the mean over the examples
     if is_scalar and sample_weight is None:

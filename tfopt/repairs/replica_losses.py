@@ -69,7 +69,7 @@ class _Step:
         """Returns what to judge its losses by, as functions of weights; see `Terms` for the number of replicas."""
         kinds = ((DIVIDED, self.divided), (SUMMED, self.summed), (UNDIVIDED, self.multiplied))
         known = [(loss, kind) for kind, losses in kinds for loss in losses if loss is not None]
-        shapes = (getattr(part, "shape", ()) for part in keras.tree.flatten(self.data))
+        shapes: list[Any] = [getattr(part, "shape", ()) for part in keras.tree.flatten(self.data)]
         examples = next((shape[0] for shape in shapes if shape != ()), None)
         return Terms(known, self.shared, weights=weights, examples=examples, replicas=replicas)
 
