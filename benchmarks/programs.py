@@ -45,8 +45,8 @@ def runs(measured, diagnosis):
         return [f"{figure(diagnosis.now.median_ms)} ms", "", ""]
     plain, tuned = (StepTimes.from_dict(measured[how]["times"]) for how in ("as it is", "tuned"))
     gain = compare(plain, tuned)
-    low, high = gain.interval
-    said = f"{figure(gain.ratio)}× [{figure(low)}–{figure(high)}]"
+    between = f" [{figure(gain.interval[0])}–{figure(gain.interval[1])}]" if gain.interval else ""
+    said = f"{figure(gain.ratio)}×{between}"
     return [f"{figure(plain.median_ms)} ms", f"{figure(tuned.median_ms)} ms", said]
 
 

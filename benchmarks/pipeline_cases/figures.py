@@ -70,7 +70,7 @@ def _text(comparison: Comparison | None, of_time: bool, interval: bool = True) -
         return "–"
     ratio, ends = comparison.ratio, comparison.interval
     if of_time:
-        ratio, ends = 1 / ratio, (1 / ends[1], 1 / ends[0])
+        ratio, ends = 1 / ratio, ends and (1 / ends[1], 1 / ends[0])
     return formatting.ratio(ratio, ends) if interval else f"{number(ratio)}×"
 
 

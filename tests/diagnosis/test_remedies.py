@@ -10,6 +10,13 @@ from tfopt.diagnosis import remedies
 from tfopt.diagnosis.candidates import prefetched
 from tfopt.pipelines.profiling.written_stages import cached_where
 
+
+@pytest.fixture(autouse=True)
+def _no_global_seed():
+    """Another test may have set one, and a shuffle then has a seed of its own."""
+    tf.random.set_seed(None)
+
+
 X, Y = np.zeros((32, 4), "float32"), np.zeros((32, 1), "float32")
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from precision_matrix.gradients import PARTS, learned_by
 
 from tfopt.precision import check
-from tfopt.precision.gate.sums import in_float32, right_with_xla, sums_of
+from tfopt.precision.gate.graph import in_float32, right_with_xla, sums_of
 
 
 def summed(dtype):

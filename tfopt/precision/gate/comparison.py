@@ -14,6 +14,7 @@ from tfopt.model.layers import LayerError, layer_paths
 from tfopt.model.state import StatePreserver, draws_in_float32, optimizers_of, without_dropout
 from tfopt.precision.float8_clones import quantized_clone, settle_scales
 from tfopt.precision.float8_margins import measured_margins
+from tfopt.precision.gate.graph import right_with_xla
 from tfopt.precision.gate.layer_table import (
     AtFirst,
     Deviation,
@@ -27,9 +28,7 @@ from tfopt.precision.gate.layer_table import (
 )
 from tfopt.precision.gate.moments import worst_deviation
 from tfopt.precision.gate.precision_report import PrecisionReport
-from tfopt.precision.gate.probe import Measurement, Probe
-from tfopt.precision.gate.states_ahead import states_ahead
-from tfopt.precision.gate.sums import right_with_xla
+from tfopt.precision.gate.probe import Measurement, Probe, states_ahead
 from tfopt.precision.gate.training_step import Row, Variant, heads_of
 from tfopt.precision.gate.verdict import Problem, cancelled, find_problems, first_overflow, vanished_gradients
 from tfopt.precision.layer_policies import (

@@ -1,7 +1,7 @@
 """A training step under two sets of dtype policies, forward and backward, compared layer by layer in one graph."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -13,9 +13,18 @@ from tfopt.model.layers import (
     computing_layers,
     graph_operations,
 )
-from tfopt.model.state import same_draws
+from tfopt.model.state import StatePreserver, same_draws
 from tfopt.precision.float8_margins import quantization_recorded
-from tfopt.precision.gate.graph import Origin, Probability, late_casts, may_be_of_16_bits, origins
+from tfopt.precision.gate.graph import (
+    Origin,
+    Probability,
+    in_float32,
+    late_casts,
+    may_be_of_16_bits,
+    origins,
+    sums_of,
+)
+from tfopt.precision.gate.layer_table import StatePrecision
 from tfopt.precision.gate.moments import grid, moments, not_finite, worst_deviation
 from tfopt.precision.gate.own_step import (
     Optimizer,
@@ -23,8 +32,7 @@ from tfopt.precision.gate.own_step import (
     touched_variables,
     without_scaling,
 )
-from tfopt.precision.gate.sums import in_float32, sums_of
-from tfopt.precision.gate.training_step import Row, Step, Variant, custom_step, keras_step
+from tfopt.precision.gate.training_step import Row, Step, Variant, advanced, custom_step, keras_step
 from tfopt.precision.layer_policies import current_policy, under_policies
 from tfopt.precision.optimizer_swap import first_scale
 
@@ -33,6 +41,11 @@ _16_BIT = (tf.float16, tf.bfloat16)
 _LEAST_SCALE = 2.0**-24
 # Operations that draw from their own state, such as those of tf.random.Generator.
 _DRAWING = ("Rng", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal")
+# Whole numbers of that size are 4 apart: what was added in each of as many steps is less than half of that.
+STEPS = {"bfloat16": 576, "float16": 4608}
+# A state that moves by the same amount there as it does now is a sum. A moving average, whose steps shrink, is not, nor
+# is a counter that begins again.
+_SAME = 0.1
 
 
 class NotFiniteError(Exception):
@@ -275,3 +288,55 @@ def _constant_scale(optimizer: Optimizer | None) -> float:
 
 def _is_normal(operation: str) -> bool:
     return "Normal" in operation and "Truncated" not in operation
+
+
+def states_ahead(probe: Probe, batch: Any) -> Iterator[StatePrecision]:
+    """The sums among the states that a forward pass assigns in 16 bits, many steps from now; the model is unchanged."""
+    rows = [row for row in probe.states_in_16_bits if probe.policies[row.path].compute_dtype in STEPS]
+    if not rows:
+        return
+    states = [_states_of(variant) for variant in (probe.reference, probe.candidate)]
+    keys = [key for key in states[0] if key in states[1]]
+    asked = {(row.path, row.name): probe.policies[row.path].compute_dtype for row in rows}
+
+    def compare(batch: Any) -> dict[tuple[str, str], list[tf.Tensor]]:
+        def after(which: int, values: list[tf.Tensor]) -> list[tf.Tensor]:
+            variant = (probe.reference, probe.candidate)[which]
+            with same_draws():
+                return advanced(variant, batch, [states[which][key] for key in keys], values)
+
+        now = [tf.convert_to_tensor(states[0][key].value) for key in keys]
+        step = [new - old if key in asked else None for key, new, old in zip(keys, after(0, now), now, strict=True)]
+        then = [
+            old if by is None else tf.cast(tf.cast(old + STEPS[asked[key]] * by, asked[key]), old.dtype)
+            for key, old, by in zip(keys, now, step, strict=True)
+        ]
+        both = zip(keys, then, step, after(0, then), after(1, then), strict=True)
+        return {
+            key: [moments(by, new - old), moments(new - old, other - old), moments(old, old)]
+            for key, old, by, new, other in both
+            if by is not None
+        }
+
+    function = tf.function(compare, autograph=False)
+    try:
+        touched = function.get_concrete_function(batch).graph.variables
+    except Exception:
+        if not has_own_step(probe.candidate.model):
+            raise
+        return  # a GAN, for one, has nothing to call; the comparison sees one step of its states
+    with StatePreserver(probe.candidate.model, also=touched).preserved():
+        found = function(batch)
+    for (path, name), tensors in found.items():
+        moved, change, value = (worst_deviation([tensor.numpy()[None]]) for tensor in tensors)
+        if moved.error <= _SAME and moved.norm:
+            steps = STEPS[asked[path, name]]
+            yield StatePrecision(path=path, name=name, change=change, value=value, inherited=0.0, ahead=steps)
+
+
+def _states_of(variant: Variant) -> dict[tuple[str, str], keras.Variable]:
+    return {
+        (path, variable.name): variable
+        for layer, path in variant.paths.items()
+        for variable in layer._non_trainable_variables
+    }
