@@ -26,9 +26,12 @@ settings.load_profile("tfopt")
 
 @pytest.fixture(autouse=True)
 def _restored_globals():
-    """Each test finds Keras' global state as it was, whatever the one before did to it."""
+    """Each test finds Keras' global state and the handlers of signals as they were, whatever the one before did."""
     before = keras.config.dtype_policy()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     for repair in sorted(repairs.REPAIRS.values(), key=lambda repair: repair.turn, reverse=True):
         if repair.installed:  # asking for the state of all after each test would take 20 ms
             repair.remove()
