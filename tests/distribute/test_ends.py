@@ -110,6 +110,25 @@ def test_a_damaged_record_in_the_part_of_one_worker_ends_both_and_is_no_reason_t
 
 
 @pytest.mark.parametrize(
+    ("case", "failed", "code", "says"),
+    first_quick(
+        [
+            ("no-first-plan", 1, 1, "PipelineError: Expected one common length."),
+            ("no-first-batch", 1, 1, "PipelineError: Expected transform"),
+            ("not-saved", 0, 75, "CheckpointError: Expected to save step "),
+        ],
+        0,
+    ),
+)
+def test_what_fails_in_one_worker_alone_ends_the_other(trainings, tmp_path, case, failed, code, says):
+    ended = trainings.run_case(case, tmp_path)
+    assert (ended[failed].code, ended[1 - failed].code) == (1, code), ended
+    assert says in ended[failed].stderr
+    assert says in ended[1 - failed].stderr.rpartition(f"Expected worker {failed} (")[2]
+    assert "retracing" not in ended[1 - failed].stderr
+
+
+@pytest.mark.parametrize(
     ("case", "place", "line"),
     first_quick([("each-waits-elsewhere", "since the end of fit", "<lambda>")], 0)
     + campaign([("one-waits", "since the end of epoch 1", "wait_in_python")]),

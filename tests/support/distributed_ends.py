@@ -1,8 +1,9 @@
 """A worker of a training whose workers do not do the same, or whose input fails: python distributed_ends.py CASE FOLDER
 
-The folder has the files of records that cases of input read.
+The folder has the files of records that cases of input read, or a checkpoint is saved there.
 """
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,34 @@ def records():
     return rows.map(lambda row: (tf.reshape(row, (3,)), tf.zeros(2)))
 
 
+def fit_plan(fails):
+    """Trains on a plan; one worker's cannot be built, or its transform fails as the first batch is made."""
+    missing = rank == 1 and fails == "plan"
+
+    def transform(row):
+        if rank == 1 and fails == "batch":
+            tf.debugging.assert_greater(row["x"][0], 1.0, "planted")
+        return row["x"], row["y"]
+
+    data = {"x": x, "y": y[:5] if missing else y}
+    with strategy.scope():
+        pipeline = tfopt.pipelines.build_pipeline(data, transform=transform, batch_size=8)
+    model.fit(pipeline, epochs=2, verbose=0)
+
+
+def fit_unsaved(folder):
+    """Trains while a file takes the place of the folder of the checkpoints."""
+
+    def spoil(epoch, logs):
+        if rank == 0 and epoch == 0:
+            shutil.rmtree(folder)
+            folder.write_text("")
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=spoil)]
+    callbacks.append(tfopt.callbacks.TrainingCheckpoint(folder, signals=(), every_epochs=1, on_error="raise"))
+    model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+
+
 def wait_in_python(epoch, logs):
     if epoch == (case == "one-waits-at-the-end"):
         time.sleep(3600)
@@ -51,6 +80,10 @@ elif case == "files-for-one":
     fit_shards(records())
 elif case == "no-files":
     fit_shards(tf.data.Dataset.from_tensor_slices((x, y)))
+elif case.startswith("no-first-"):
+    fit_plan(case.rpartition("-")[2])
+elif case == "not-saved":
+    fit_unsaved(Path(sys.argv[2]) / "saved")
 elif case == "a-damaged-record":
     fit_shards(records(), "AUTO")
 elif case.startswith("one-waits"):

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from tfopt.distribute.together import total
 from tfopt.pipelines.sources.parts import worker_place
 
 _CHECK_SECONDS = 1.0  # between agreements
@@ -34,14 +34,7 @@ class Processes:
 
     def total(self, value: Any) -> np.ndarray:
         """Returns the sum of all processes' arrays; every process must call it at the same point."""
-        value = np.asarray(value)
-        if self.count == 1:
-            return value
-        given = iter([value])  # this process's other replicas add nothing
-        parts = self._strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(next(given, np.zeros_like(value)))
-        )
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None).numpy()
+        return total(self._strategy, value)
 
     def joined(self, values: np.ndarray) -> np.ndarray:
         """Returns the values of all replicas in replica order, given this process's."""

@@ -1,6 +1,5 @@
 """Checks the data of each `fit` in several processes: before the first step, and when an epoch has ended."""
 
-import json
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
-from tfopt import errors
 from tfopt.distribute.data_check.reading import Reading, keep_first_batch, read, read_again
 from tfopt.distribute.data_check.samples import digest
 from tfopt.distribute.data_check.verdict import Verdict, judge_epoch, judge_generator, judge_start
-from tfopt.errors import ClusterError, PipelineError
+from tfopt.distribute.together import all_or_none, exchange
+from tfopt.errors import PipelineError
 from tfopt.repairs.repair import Function, Repair
 from tfopt.warn import warn_once
 
@@ -27,7 +26,6 @@ _EPOCHS = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _ADAPTERS = "keras.src.trainers.data_adapters"
 _GENERATOR = f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter"
 _PY_DATASET = f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter"
-_MOST_CHARACTERS = 2000
 _BEGINS_LATER = "_tfopt_begins_later"
 
 _thread = threading.local()  # `model`: the one whose fit began last in this thread
@@ -149,59 +147,6 @@ def _report(verdict: Verdict) -> None:
 def begin_later(epochs: Any) -> None:
     """Says that the next epoch of a `TFEpochIterator` begins after its first step: not all its examples are counted."""
     vars(epochs)[_BEGINS_LATER] = True
-
-
-def exchange(strategy: Any, value: Any) -> list[Any]:
-    """Returns what each worker passed, in the workers' order. All must call it. The value must be JSON."""
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = _gathered(strategy, np.array([data.size]))
-    padded = np.pad(data, (0, int(sizes.max()) - data.size))
-    rows = _gathered(strategy, padded)
-    return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes.ravel(), strict=True)]
-
-
-@contextmanager
-def all_or_none(strategy: Any) -> Iterator[None]:
-    """Makes an error that one worker raises within the block one of all workers: none goes on and waits for it.
-
-    All must get to the end of the block, so nothing in it may wait for the others.
-
-    Raises:
-        tfopt.errors.TfoptError: In the other workers, of the same kind if it is one of tfopt's; else ClusterError.
-    """
-    if not _spans_workers(strategy):
-        yield
-        return
-    own: BaseException | None = None
-    try:
-        yield
-    except BaseException as error:  # noqa: BLE001  raised again below; Ctrl-C in one worker, too
-        own = error
-    said = exchange(strategy, None if own is None else [type(own).__name__, str(own)[:_MOST_CHARACTERS]])
-    if own is not None:
-        raise own
-    for index, fault in enumerate(said):
-        if fault is not None:
-            kind = getattr(errors, fault[0], ClusterError)
-            raise (kind if issubclass(kind, errors.TfoptError) else ClusterError)(
-                f"Expected all workers to go on together. Found in worker {index}: {fault[0]}: {fault[1]}"
-            )
-
-
-def _gathered(strategy: Any, row: Any) -> Any:
-    """Returns a matrix of what each worker passed, of shape (workers, length)."""
-    workers, local = _places(strategy)
-    own = tf.constant(row, tf.int64)[tf.newaxis]
-
-    def here() -> Any:
-        context = tf.distribute.get_replica_context()
-        number = tf.convert_to_tensor(context.replica_id_in_sync_group)
-        is_first = tf.cast(tf.equal(number % local, 0), tf.int64)
-        mine = tf.one_hot(number // local, workers, dtype=tf.int64)[:, tf.newaxis] * own * is_first
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-
-    gathered = tf.function(lambda: strategy.run(here), autograph=False)()
-    return strategy.experimental_local_results(gathered)[0].numpy()
 
 
 def _announcing(original: Function) -> Function:
