@@ -114,7 +114,7 @@ def test_a_damaged_record_in_the_part_of_one_worker_ends_both_and_is_no_reason_t
     first_quick(
         [
             ("no-first-plan", 1, 1, "PipelineError: Expected one common length."),
-            ("no-first-batch", 1, 1, "PipelineError: Expected transform"),
+            ("no-first-batch", 1, 1, "PipelineError: Expected every example to pass"),
             ("not-saved", 0, 75, "CheckpointError: Expected to save step "),
         ],
         0,
