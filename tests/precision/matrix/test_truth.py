@@ -78,16 +78,16 @@ def test_a_softmax_of_16_bits_is_saturated_where_float32s_is_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in GRADIENTS if "own step" not in case.name], ids=lambda case: case.id)
 def test_a_gradient_that_vanishes_is_not_learned_from(case):
-    """The loss after 20 steps, on a CPU without XLA."""
-    last = []
+    """The losses of the steps from the 21st to the 40th, on a CPU without XLA."""
+    mean = []
     for policy in ("float32", case.policy):
         model, data = case.build()
         apply(model, policy)
-        last.append(model.fit(*data, epochs=20, verbose=0).history["loss"][-1])
-    if case.verdict == "pass":
-        assert last[1] == pytest.approx(last[0], rel=0.1)
+        mean.append(np.mean(model.fit(*data, epochs=40, verbose=0).history["loss"][20:]))
+    if case.verdict == "pass":  # under Adam the losses jump, and a step that the loss scale skips moves them all
+        assert mean[1] == pytest.approx(mean[0], rel=0.5 if "Adam" in case.name else 0.1)
     else:
-        assert last[1] > 1.03 * last[0]
+        assert mean[1] > 1.03 * mean[0]
 
 
 @pytest.mark.parametrize(("policy", "count"), [("mixed_bfloat16", 256), ("mixed_float16", 2048)])
