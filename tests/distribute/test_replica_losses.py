@@ -89,7 +89,7 @@ def test_two_replicas_compute_what_one_device_does_or_say_why_not(found):
         if which == "repaired":
             assert two["error"].startswith("UnsupportedError: Expected "), name
         else:
-            assert "error" in two or max(error(one, two)) > 1e-3, name
+            assert "error" in two or not all(each < 1e-3 for each in error(one, two)), name  # or NaN
     if which == "stock":
         return
     for name in of(HEALTHY, cases):
