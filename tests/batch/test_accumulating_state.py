@@ -351,6 +351,24 @@ def test_another_model_with_the_same_optimizer_is_refused():
     assert "apply" in vars(other.optimizer)  # still accumulates for the other
 
 
+def over_positives(y_true, y_pred):
+    positive = keras.ops.cast(y_true > 0, y_pred.dtype)
+    return keras.ops.sum(positive * (y_true - y_pred) ** 2) / keras.ops.maximum(keras.ops.sum(positive), 1.0)
+
+
+def of_the_hardest(y_true, y_pred):
+    errors = keras.ops.mean((y_true - y_pred) ** 2, axis=-1)
+    return keras.ops.mean(keras.ops.top_k(errors, min(8, errors.shape[0] or 8))[0])
+
+
+@pytest.mark.parametrize("loss", [over_positives, of_the_hardest])
+def test_a_loss_over_some_of_the_examples_is_refused(loss):
+    model = net(loss=loss)
+    accumulate(model, 2)
+    with pytest.raises(UnsupportedError, match=f"Found: {loss.__name__}, "):
+        model.train_on_batch(X[:4], Y[:4])
+
+
 def test_a_loss_of_pairs_is_refused():
     model = net(loss=keras.losses.circle)
     accumulate(model, 2)

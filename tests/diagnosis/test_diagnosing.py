@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import diagnoses
 import keras
@@ -258,6 +259,12 @@ def test_the_floor_has_no_communication():
     assert floor(20) == 30
     assert floor(1) == 50  # too little to count
     assert floor(60) == pytest.approx(5)
+
+
+def test_a_sample_that_took_less_than_communication_keeps_a_tenth():
+    uneven = replace(diagnoses.times(50), repeats_ms=((50.0, 10.0), (60.0,)))
+    left = _without_communication(uneven, [diagnoses.cause("communication", 30)])
+    assert left.repeats_ms == ((20.0, 1.0), (30.0,))
 
 
 def test_changes_that_fail_together_leave_the_floor_as_it_was():

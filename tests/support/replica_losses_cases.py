@@ -326,6 +326,32 @@ def masked_norm():
     return model
 
 
+class OfLoss(keras.Sequential):
+    """A function of the compiled loss."""
+
+    def compute_loss(self, *args, **kwargs):
+        return self.function(super().compute_loss(*args, **kwargs))
+
+
+def of_loss(function):
+    model = OfLoss([keras.Input((4,)), layers.Dense(3)])
+    model.function = function
+    return compiled(model)
+
+
+class GivenGradients(Guide):
+    """Differentiates predictions, given the gradients that arrive there."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predictions = self(x, training=True)
+        arriving = (predictions - y) / (8 * 3)  # of a loss divided by all examples
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(predictions, weights, output_gradients=arriving), weights)
+        return {}
+
+
 def own_compute_loss():
     model = OwnComputeLoss([keras.Input((4,)), layers.Dense(3)])
     model.compile("sgd", jit_compile=False)
@@ -373,6 +399,8 @@ REFUSED = {
         ),
         Y,
     ),
+    "the logarithm of a loss": (lambda: of_loss(ops.log), Y),
+    "the square of a loss": (lambda: of_loss(lambda loss: loss * loss), Y),
     "compute_loss and half a mean": (lambda: mixed(mean_error), Y),
     "compute_loss and its regularizers again": (
         lambda: mixed(lambda model, x, y, p: tf.nn.l2_loss(model.weights[0])),
@@ -402,6 +430,8 @@ REFUSED = {
 }
 HEALTHY = {
     "mse": (sequential, Y),
+    "gradients given by hand": (lambda: guided(GivenGradients), Y),
+    "a loss with a factor and an offset": (lambda: of_loss(lambda loss: 2 * loss + 0.0), Y),
     "mae and metrics": (lambda: sequential(loss="mae", metrics=["mse", "cosine_similarity"]), Y),
     "sum": (lambda: sequential(loss=keras.losses.MeanSquaredError(reduction="sum")), Y),
     "sparse labels": (lambda: classes("sparse_categorical_crossentropy"), LABELS),
@@ -505,6 +535,8 @@ FEW = {
         "compute_loss and L2 by hand, divided",
         "compute_loss and a sum by hand, by all examples",
         "the mean over all examples",
+        "the logarithm of a loss",
+        "gradients given by hand",
         "synchronized batch norm behind a mask",
         "float16",
     ],

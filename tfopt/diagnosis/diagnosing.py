@@ -289,8 +289,9 @@ def _sort(found: Iterable[Any], tested: list[Any], not_tested: list[NotTested]) 
 
 
 def _slower(times: StepTimes, ms: float) -> StepTimes:
-    """Steps that take so much longer."""
-    return replace(times, repeats_ms=tuple(tuple(sample + ms for sample in turn) for turn in times.repeats_ms))
+    """Steps that take so much longer, or shorter, of which a tenth is left."""
+    repeats = tuple(tuple(max(sample + ms, sample / 10) for sample in turn) for turn in times.repeats_ms)
+    return replace(times, repeats_ms=repeats)
 
 
 def _without_communication(floor: StepTimes, causes: Sequence[CauseCost]) -> StepTimes:

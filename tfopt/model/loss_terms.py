@@ -20,7 +20,8 @@ _PRODUCTS = ("Mul", "MulNoNan", "RealDiv", "DivNoNan", "MatMul", "BatchMatMulV2"
 _QUOTIENTS = ("RealDiv", "DivNoNan")
 _LINEAR = (
     *("Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Neg", "AddV2", "Add", "AddN", "Sub"),
-    *("Pack", "ConcatV2", "StridedSlice", "Unpack", "Sum", "Mean", "Select", "SelectV2"),
+    *("Pack", "ConcatV2", "StridedSlice", "GatherV2", "Unpack", "Sum", "Mean", "Select", "SelectV2"),
+    *("CheckNumerics", "EnsureShape", "BroadcastTo", "PreventGradient"),
 )
 _FUNCTIONS = ("f", "then_branch", "body")  # attributes of operations that call a function
 
@@ -118,7 +119,7 @@ class Terms:
             axes: Any = tf.get_static_value(operation.inputs[1]) if kind == "Sum" else 0
             first = axes is None or 0 in np.ravel(axes)
             return self._total(together, operation.inputs[0]) if first else together
-        return together if kind in _LINEAR else together._replace(terms=_mixed(together.terms))
+        return together if kind in _LINEAR else together._replace(terms=_nonlinear(together.terms))
 
     def _given(self, tensor: Any) -> _Part:
         """What an input of the graph is: a weight, another variable, or a part of the batch."""
@@ -147,8 +148,11 @@ class Terms:
         if not varying:
             return _Part()
         if len(varying) > 1 or (divides and not inputs[0].terms):
-            kinds = [part.terms for part in (inputs[:1] if divides and inputs[0].terms else varying)]
-            return _Part(frozenset([DIVIDED]) if {DIVIDED} in kinds else _mixed(frozenset().union(*kinds)))
+            divided = [part for part in varying if DIVIDED in part.terms]
+            linear = divided == inputs[:1] if divides else len(divided) == 1
+            if linear and divided[0].terms == {DIVIDED}:
+                return _Part(frozenset([DIVIDED]))
+            return _Part(_nonlinear(frozenset().union(*(part.terms for part in varying))))
         part = varying[0]
         place = 1 - inputs.index(part) if len(inputs) == 2 else None
         if place is None or operation.type not in _PRODUCTS[:4]:
@@ -188,8 +192,13 @@ def _number(tensor: Any) -> float:
 
 
 def _mixed(terms: frozenset[str]) -> frozenset[str]:
-    """The kinds of a function of such terms that is not linear."""
+    """The kinds of such terms times unknown factors."""
     return frozenset(UNDIVIDED if kind == SUMMED else kind for kind in terms)
+
+
+def _nonlinear(terms: frozenset[str]) -> frozenset[str]:
+    """The kinds of a function of such terms whose gradient is not divided as they are."""
+    return frozenset([UNDIVIDED] if terms else [])
 
 
 def update_without(gradients: Iterable[Any], applied: Iterable[Any], noted: Iterable[Any]) -> bool:

@@ -157,10 +157,11 @@ def _undivided(model: Any, where: str = "") -> UnsupportedError:
     replicas = model.distribute_strategy.num_replicas_in_sync
     return UnsupportedError(
         f"Expected {type(model).__name__} to divide each term of its loss by the number of replicas, {replicas}, since "
-        f"their gradients are summed. Found: a train_step or compute_loss that computes a term by itself{where}, with "
-        f"gradients {replicas} times as large as on one device. What to do: compute it with a keras.losses.Loss or, if "
-        "it is a mean over a replica's examples or depends on weights alone, use "
-        "tf.nn.scale_regularization_loss(term), which divides it."
+        "their gradients are summed. Found: a train_step or compute_loss that computes a term, or a function of a "
+        f"divided one, by itself{where}: its gradients would be too large. What to do: compute a term with a "
+        "keras.losses.Loss or, if it is a mean over a replica's examples or depends on weights alone, use "
+        "tf.nn.scale_regularization_loss(term), which divides it; train on one device if a function of the whole "
+        "loss, such as its logarithm, must be taken."
     )
 
 
@@ -210,7 +211,7 @@ def _noting_added(original: Function) -> Function:
 def _noting_gradients(original: Function) -> Function:
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         gradients, step = original(self, target, sources, *args, **kwargs), _step()
-        if step is not None and not args and not kwargs.get("output_gradients"):
+        if step is not None and not args and kwargs.get("output_gradients") is None:
             parts = [[part for part in keras.tree.flatten(value) if part is not None] for value in (target, gradients)]
             targets, weights = [part for part in parts[0] if hasattr(part, "graph")], keras.tree.flatten(sources)
             if targets and all(hasattr(weight, "handle") for weight in weights):

@@ -94,3 +94,12 @@ def test_a_model_is_judged_as_it_is_compiled(jit_compile):
     assert any("sums" in note and "gradients correctly" in note for note in report.notes)
     if not jit_compile:
         assert report.problems[0].startswith("The gradient of 'part/bias' loses 91")
+
+
+@pytest.mark.slow
+def test_what_adam_hides_is_said():
+    model, data = learned_by(*PARTS["Dense on a sequence"])()
+    model.compile(keras.optimizers.Adam(0.05), "mse", jit_compile=False)
+    report = check(model, data, "mixed_bfloat16")
+    assert report.passed
+    assert any("loses a part of the gradient of" in note for note in report.notes), report.notes

@@ -183,15 +183,23 @@ def _judged(
         float8=measured_margins(probe.candidate.paths, probe.quantized, [one.quantized for one in measured]),
     )
     problems = find_problems(table)
-    names = {one.name for one in vanished_gradients(table)} if problems else set()
+    lost = [] if table.normalises and problems else vanished_gradients(replace(table, normalises=False))
+    names = {one.name for one in lost}
     sums = {name: [op for row, op in probe.sums if row.name == name] for name in names}
     mended = {name for name, ops in sums.items() if ops and all(map(right_with_xla, ops))}
     if mended and probe.reference.model.jit_compile:
         left = tuple(one for one in table.gradients if one.name not in mended)
         problems = find_problems(replace(table, gradients=left))
         notes += ("XLA compiles the model and sums gradients correctly; without it some of them would be lost.",)
-    elif mended and mended == names:
-        notes += ("XLA sums these gradients correctly on this device: tfopt.xla.set_jit(model, True).",)
+    else:
+        if table.normalises and lost:
+            notes += (
+                f"Summing in 16 bits loses a part of the gradient of {listed(sorted(names), 3)}. The optimizer divides by "
+                "a gradient's own size, which hides that while its terms have one sign; where they nearly cancel, the "
+                "sum can be wrong.",
+            )
+        if mended and mended == names:
+            notes += ("XLA sums these gradients correctly on this device: tfopt.xla.set_jit(model, True).",)
     first = first_overflow(table)
     blamed = {path for problem in problems for path in problem.blamed}
     around = recurrent_layers(probe.candidate.paths)
