@@ -194,9 +194,9 @@ def _judged(
     else:
         if table.normalises and lost:
             notes += (
-                f"Summing in 16 bits loses a part of the gradient of {listed(sorted(names), 3)}. The optimizer divides by "
-                "a gradient's own size, which hides that while its terms have one sign; where they nearly cancel, the "
-                "sum can be wrong.",
+                f"Summing in 16 bits loses a part of the gradient of {listed(sorted(names), 3)}. The optimizer divides "
+                "by a gradient's own size, which hides that while its terms have one sign; where they nearly cancel, "
+                "the sum can be wrong.",
             )
         if mended and mended == names:
             notes += ("XLA sums these gradients correctly on this device: tfopt.xla.set_jit(model, True).",)
