@@ -17,7 +17,7 @@ from tfopt.pipelines.shared.paths import is_remote
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
-from tfopt.pipelines.sources.rows import arrays
+from tfopt.pipelines.sources.rows import arrays, is_series
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.tfds import is_builder, tfds
 from tfopt.pipelines.tables.table import is_table, table
@@ -61,6 +61,8 @@ def _unchecked(given: Any) -> Source:
         return tfds(name, split.removesuffix("]") or "train")
     if _are_paths(given, ".npy"):
         return npy(given)
+    if is_series(given):
+        return arrays(given)
     if is_table(given):
         return table(given)
     if isinstance(given, str | os.PathLike):

@@ -10,7 +10,7 @@ import numpy as np
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import expect_reachable, file_stamps
 from tfopt.pipelines.sources.source import common_length, is_numeric
-from tfopt.pipelines.tables.table import read_csv
+from tfopt.pipelines.tables.csv import read_csv
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves, nth
@@ -26,8 +27,8 @@ def arrays(data: Any) -> Source:
     Use it for data that fits into memory; it is copied once, into host memory.
 
     Args:
-        data: A NumPy array, eager tensor or `tf.RaggedTensor` with one ragged axis, or tuples and dicts of them, nested
-            as the examples should be. All have the same first dimension, the number of examples.
+        data: A NumPy array, eager tensor, pandas Series or `tf.RaggedTensor` with one ragged axis, or tuples and dicts
+            of them, nested as the examples should be. All have the same first dimension, the number of examples.
 
     Returns:
         A source whose examples have the structure of `data`, without the first dimension. Those of a ragged tensor vary
@@ -37,14 +38,14 @@ def arrays(data: Any) -> Source:
         TypeError: If a leaf is not an array, is masked, or has a type that no tensor has; or keys of a dict do not
             sort.
         ValueError: If a leaf has no first dimension.
-        PipelineError: If lengths differ, or there are no examples.
+        PipelineError: If lengths differ, there are no examples, or a Series lacks a value.
 
     Example:
         >>> import numpy as np
         >>> arrays((np.zeros((10, 4)), np.zeros(10))).count
         10
     """
-    named = list(named_leaves(data, "data"))
+    named = [(name, _values(name, leaf)) for name, leaf in named_leaves(data, "data")]
     for name, leaf in named:
         _expect_rows(name, leaf)
     count = common_length({name: _rows_of(leaf) for name, leaf in named})
@@ -78,6 +79,24 @@ def arrays(data: Any) -> Source:
         )
 
     return numbered(range(count))
+
+
+def is_series(data: Any) -> bool:
+    """Whether this is a column of pandas, or like one."""
+    return hasattr(data, "iloc") and getattr(data, "ndim", None) == 1
+
+
+def _values(name: str, leaf: Any) -> Any:
+    """Returns the values of a Series, of which none may be missing; other leaves as they are."""
+    if not is_series(leaf):
+        return leaf
+    missing = np.flatnonzero(leaf.isna())
+    if len(missing):
+        raise PipelineError(
+            f"Expected a value in each row of {name}, a {type(leaf).__name__}. Found none in row {missing[0]:,} (rows "
+            f"without one: {len(missing):,}). Fill them with a value that you choose, or leave out the rows."
+        )
+    return leaf.to_numpy()
 
 
 def _rows_of(leaf: Any) -> int:

@@ -96,18 +96,27 @@ class Layout:
         return found
 
 
-def layout_of(schema: Any, names: Sequence[str] | None, where: str) -> Layout:
-    """Returns how these columns of a table lie in raw rows; all columns for None.
+def layout_of(schema: Any, names: Sequence[str] | None, where: str, labels: Sequence[str] = ()) -> Layout:
+    """Returns how these columns of a table lie in raw rows; for None, all but the index of a frame that is no label.
 
     Raises:
-        PipelineError: If a column is missing or there twice, or has a type that no tensor has.
+        PipelineError: If a column is missing or there twice, has no name, or has a type that no tensor has.
     """
     known = list(schema.names)
-    for name in known if names is None else names:
+    if names is None:
+        if "" in known:  # pandas writes an index to CSV so
+            raise PipelineError(
+                f"Expected a name for each column in {where}. Found none for column {known.index('') + 1}, as pandas "
+                "writes the index of a frame. Leave it out with to_csv(path, index=False), or pass `columns`."
+            )
+        metadata = schema.pandas_metadata or {}
+        index = set(filter(_is_name, metadata.get("index_columns", ()))) - set(labels)
+        names = [name for name in known if name not in index]
+    for name in names:
         expect_column(name, known, where)
         if known.count(name) > 1:
             raise PipelineError(f"Expected each column once in {where}. Found {name!r} twice. Rename one.")
-    columns = [_column(schema.field(name), where) for name in (known if names is None else names)]
+    columns = [_column(schema.field(name), where) for name in names]
     if not columns:
         raise PipelineError(f"Expected at least one column in {where}. Found none. Check what wrote it.")
     return Layout(tuple(sorted(columns, key=_group)))
@@ -139,6 +148,10 @@ def import_pyarrow() -> Any:
             "Expected pyarrow to be installed, which reads tables. Found: it is not. Run: pip install 'tfopt[parquet]'"
         ) from error
     return pyarrow
+
+
+def _is_name(index: Any) -> bool:
+    return isinstance(index, str)  # a range is a dict, and takes no column
 
 
 def _group(column: Column) -> tuple[str, str]:

@@ -1,24 +1,30 @@
 """Parquet files: their rows in blocks of whole row groups."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.tables.columns import Layout, import_pyarrow, layout_of
 
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
+
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """What a file's footer says."""
+    """What a file's footer says, and its folders."""
 
     path: str
     stamp: list[str | int]
     metadata: Any  # Arrow's
     schema: Any  # Arrow's
     group_rows: tuple[int, ...]  # of each row group
+    partition: Mapping[str, Any]  # columns that have one value in the whole file, Arrow's
 
     @property
     def rows(self) -> int:
@@ -56,7 +62,32 @@ class Block:
         return self.stop - self.start
 
 
-def open_file(path: str) -> ParquetFile:
+def partitions_of(folder: str, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the columns that folders named as Hive names them stand for: {"year": 2024} for year=2024/a.parquet.
+
+    Integers are int64 if all values of a column are, and anything else is text.
+
+    Raises:
+        PipelineError: If the files lie in folders of other columns, or a column lacks a value.
+    """
+    arrow = import_pyarrow()
+    found = []
+    for path in paths:
+        parts = os.path.relpath(os.path.dirname(path), folder).split(os.sep)
+        found.append({name: unquote(value) for name, _, value in (part.partition("=") for part in parts) if value})
+        if list(found[-1]) != list(found[0]) or _MISSING in found[-1].values():
+            raise PipelineError(
+                f"Expected files in folders that give the same columns a value, as {paths[0]!r} does: "
+                f"{', '.join(found[0]) or 'none'}. Found {path!r}. Move it, or pass the files that belong together."
+            )
+    integers = {name for name in found[0] if all(_INTEGER.fullmatch(each[name]) for each in found)}
+    return [
+        {name: arrow.scalar(int(value) if name in integers else value) for name, value in each.items()}
+        for each in found
+    ]
+
+
+def open_file(path: str, partition: Mapping[str, Any]) -> ParquetFile:
     """Reads a file's footer.
 
     Raises:
@@ -73,17 +104,24 @@ def open_file(path: str) -> ParquetFile:
             "file again."
         ) from error
     groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-    return ParquetFile(path, stamp, metadata, schema, groups)
+    for name, value in partition.items():
+        if name in schema.names:
+            raise PipelineError(
+                f"Expected each column once. Found {name!r} in {path!r}, and in the name of its folder. Take it out "
+                "of the file."
+            )
+        schema = schema.append(arrow.field(name, value.type))
+    return ParquetFile(path, stamp, metadata, schema, groups, partition)
 
 
-def common_layout(files: Sequence[ParquetFile], names: Sequence[str] | None) -> Layout:
+def common_layout(files: Sequence[ParquetFile], names: Sequence[str] | None, labels: Sequence[str]) -> Layout:
     """Returns the layout of the files' rows.
 
     Raises:
         PipelineError: If a file lacks a column, or has another type for it than the first one.
     """
     first = files[0]
-    expected = layout_of(first.schema, names, repr(first.path))
+    expected = layout_of(first.schema, names, repr(first.path), labels)
     for file in files[1:]:
         if names is None and set(file.schema.names) != set(first.schema.names):
             other = sorted(set(file.schema.names) ^ set(first.schema.names))[0]
@@ -140,13 +178,16 @@ def read_block(file: ParquetFile, block: Block, layout: Layout) -> list[Any]:
     expect_same(file)
     try:
         with arrow.parquet.ParquetFile(file.path, metadata=file.metadata) as opened:
-            table = opened.read_row_groups(list(block.groups), columns=names)
+            stored = [name for name in names if name not in file.partition]
+            table = opened.read_row_groups(list(block.groups), columns=stored)
     except (OSError, arrow.ArrowException) as error:
         raise PipelineError(
             f"Expected to read rows {block.first} to {block.first + block.stop - 1} of {file.path!r}. Arrow cannot: "
             f"{_first_line(error)}. Copy or write the file again."
         ) from error
     table = table.slice(block.start, block.rows)
+    for name in set(names) & set(file.partition):
+        table = table.append_column(name, arrow.repeat(file.partition[name], table.num_rows))
     return layout.raw(table, repr(file.path), block.first + block.start)
 
 

@@ -18,6 +18,7 @@ from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, ex
 from tfopt.pipelines.shared.seeding import epochs, from_batches
 from tfopt.pipelines.sources.source import Pools, Source, held_on_host, nth
 from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
+from tfopt.pipelines.tables.csv import expect_exact, read_csv
 from tfopt.pipelines.tables.parquet import (
     Block,
     ParquetFile,
@@ -26,6 +27,7 @@ from tfopt.pipelines.tables.parquet import (
     expect_same,
     open_file,
     part_of,
+    partitions_of,
     read_block,
 )
 
@@ -53,9 +55,9 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
 
     Args:
         data: The path of a CSV file (".csv", whose first line names the columns) or of a Parquet file; a glob or a list
-            of either kind with the same columns; a folder of Parquet files; or a pandas DataFrame, pyarrow Table, or
-            other object with Arrow's stream interface.
-        columns: Names of those to read besides the label. Default: all.
+            of either kind with the same columns; a folder of Parquet files, also in subfolders such as "year=2024",
+            which are then columns; or a pandas DataFrame, pyarrow Table, or other object with Arrow's stream interface.
+        columns: Names of those to read besides the label. Default: all but the index that pandas writes into Parquet.
         label: The column to train towards, or a list of such columns. Default: none.
 
     Returns:
@@ -89,7 +91,8 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
         stamps = file_stamps(paths)
         name, where = _named(paths, "CSV")
         return _held_table(name, _read_csvs(paths), where, wanted, labels, arranged, stamps)
-    return _of_parquet([open_file(path) for path in paths], wanted, labels, arranged)
+    partitions = partitions_of(absolute(os.fspath(data)), paths) if _is_folder(data) else [{} for _ in paths]
+    return _of_parquet(list(map(open_file, paths, partitions)), wanted, labels, arranged)
 
 
 def is_table(data: Any) -> bool:
@@ -97,27 +100,8 @@ def is_table(data: Any) -> bool:
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(item, str | os.PathLike) and _is_named(item) for item in data)
     if isinstance(data, str | os.PathLike):
-        return _is_named(data) or (os.path.isdir(data) and any(map(_is_parquet, os.listdir(data))))
+        return _is_named(data) or (os.path.isdir(data) and bool(_in_folder(os.fspath(data))))
     return hasattr(data, "__arrow_c_stream__")
-
-
-def read_csv(path: str) -> Any:
-    """Returns a CSV file as an Arrow table.
-
-    Raises:
-        UnsupportedError: If pyarrow is not installed.
-        PipelineError: If it cannot be read.
-    """
-    arrow = import_pyarrow()
-    # In one block: Arrow takes the types of columns from the first, and would refuse a fraction in a later one.
-    at_once = arrow.csv.ReadOptions(block_size=min(max(os.path.getsize(path), 1), 2**31 - 1))
-    try:
-        return arrow.csv.read_csv(path, read_options=at_once)
-    except (OSError, arrow.ArrowException) as error:
-        raise PipelineError(
-            f"Expected a CSV file whose first line names its columns at {path!r}. Arrow cannot read it: {error}. "
-            "Correct the line, or pass what pandas.read_csv returns."
-        ) from error
 
 
 def _read_csvs(paths: list[str]) -> Any:
@@ -133,6 +117,12 @@ def _read_csvs(paths: list[str]) -> Any:
                 f"Expected the same columns in all files. Found {', '.join(map(repr, sorted(differing)))} in only one "
                 f"of {paths[0]!r} and {path!r}. Pass files with the same first line."
             )
+    for name in parts[0].schema.names:
+        columns = [part[name] for part in parts]
+        whole = [column for column in columns if arrow.types.is_integer(column.type)]
+        if len(whole) < len(columns) and whole:
+            for column in whole:
+                expect_exact(column, f"the column {name!r} of {len(paths):,} CSV files, {paths[0]!r} and others")
     try:
         return arrow.concat_tables(parts, promote_options="permissive")
     except arrow.ArrowException as error:
@@ -147,6 +137,19 @@ def _named(paths: list[str], kind: str) -> tuple[str, str]:
     if len(paths) == 1:
         return f"table {paths[0]}", repr(paths[0])
     return f"table of {len(paths):,} {kind} files", f"{len(paths):,} files, {paths[0]!r} and others"
+
+
+def _is_folder(data: Any) -> bool:
+    return isinstance(data, str | os.PathLike) and os.path.isdir(data)
+
+
+def _in_folder(folder: str) -> list[str]:
+    """Parquet files in a folder, and in its subfolders that are named as Hive names partitions, in order."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if "=" in name]
+        found += [os.path.join(parent, name) for name in names if _is_parquet(name)]
+    return sorted(found)
 
 
 def _is_named(path: str | os.PathLike[str]) -> bool:
@@ -173,7 +176,7 @@ def _paths(data: Any) -> list[str]:
         return [path for item in data for path in _paths(as_path("paths of Parquet files", item))]
     path = expect_reachable(as_path("a data frame, a path or a list of paths", data))
     if os.path.isdir(path):
-        found = sorted(os.path.join(path, name) for name in os.listdir(path) if _is_parquet(name))
+        found = _in_folder(path)
     elif glob.has_magic(path) and not os.path.lexists(path):
         found = sorted(glob.glob(path))
     else:
@@ -226,7 +229,7 @@ def _held_table(
 ) -> Source:
     """Returns an Arrow table as a source; files are known by their stamps, anything else by its contents."""
     _expect_rows(rows.num_rows, where)
-    layout = layout_of(rows.schema, wanted, where)
+    layout = layout_of(rows.schema, wanted, where, labels or ())
     _expect_inputs(layout, labels, where)
     return _held(name, layout, layout.raw(rows, where), arranged, stamps)
 
@@ -263,7 +266,7 @@ def _held(name: str, layout: Layout, arrays: list[Any], arranged: Arrange, stamp
 
 
 def _of_parquet(files: list[ParquetFile], wanted: Columns, labels: list[str] | None, arranged: Arrange) -> Source:
-    layout = common_layout(files, wanted)
+    layout = common_layout(files, wanted, labels or ())
     rows = sum(file.rows for file in files)
     name, where = _named([file.path for file in files], "Parquet")
     _expect_rows(rows, where)
