@@ -39,18 +39,6 @@ def read_csv(path: str) -> Any:
     return rows
 
 
-def expect_exact(numbers: Any, where: str) -> None:
-    """Refuses integers, of an Arrow column, that change when they become fractions."""
-    compute = import_pyarrow().compute
-    found = compute.max(compute.abs(compute.cast(numbers, "float64"))).as_py()
-    if found is not None and found >= _EXACT:
-        raise PipelineError(
-            f"Expected numbers in {where} that a float64 holds. Found integers of up to {found:,.0f} beside fractions, "
-            f"and beyond {_EXACT:,} some would change. Read it with pandas, as a dtype of your choice, and pass the "
-            "frame."
-        )
-
-
 def _expect_commas(path: str) -> None:
     """Refuses a first line that another character divides, or that is not UTF-8."""
     try:
@@ -130,7 +118,13 @@ def _kept(found: Any, texts: Any, where: str) -> Any:
             )
         return found
     if not compute.all(integers := some(_INTEGER)).as_py():
-        expect_exact(found.filter(valid).filter(integers), where)
+        largest = compute.max(compute.abs(found.filter(valid).filter(integers))).as_py()
+        if largest is not None and largest >= _EXACT:
+            raise PipelineError(
+                f"Expected numbers in {where} that a float64 holds. Found integers of up to {largest:,.0f} beside "
+                f"fractions, and beyond {_EXACT:,} some would change. Pass what pandas.read_csv(path, dtype={{name: "
+                "dtype of your choice}) returns."
+            )
         return found
     try:
         return compute.if_else(valid, texts.cast(arrow.string()), None).cast(arrow.uint64())

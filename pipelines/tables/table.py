@@ -18,7 +18,7 @@ from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, ex
 from tfopt.pipelines.shared.seeding import epochs, from_batches
 from tfopt.pipelines.sources.source import Pools, Source, held_on_host, nth
 from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
-from tfopt.pipelines.tables.csv import expect_exact, read_csv
+from tfopt.pipelines.tables.csv import read_csv
 from tfopt.pipelines.tables.parquet import (
     Block,
     ParquetFile,
@@ -117,12 +117,6 @@ def _read_csvs(paths: list[str]) -> Any:
                 f"Expected the same columns in all files. Found {', '.join(map(repr, sorted(differing)))} in only one "
                 f"of {paths[0]!r} and {path!r}. Pass files with the same first line."
             )
-    for name in parts[0].schema.names:
-        columns = [part[name] for part in parts]
-        whole = [column for column in columns if arrow.types.is_integer(column.type)]
-        if len(whole) < len(columns) and whole:
-            for column in whole:
-                expect_exact(column, f"the column {name!r} of {len(paths):,} CSV files, {paths[0]!r} and others")
     try:
         return arrow.concat_tables(parts, promote_options="permissive")
     except arrow.ArrowException as error:

@@ -280,6 +280,12 @@ def test_a_csv_file_takes_the_types_of_all_its_lines(tmp_path):
     assert (batch["a"].dtype, batch["a"][-1].numpy()) == (tf.float64, 0.5)
 
 
+@pytest.mark.parametrize("text", ["a,b\nx,1\ncafé,2\n", "é,b\nx,1\n"])
+def test_text_that_is_not_utf8_is_refused(tmp_path, text):
+    (tmp_path / "bad.csv").write_text(text, encoding="latin-1")
+    refused(tmp_path / "bad.csv", 'Expected text in UTF-8 .*encoding="latin-1"')
+
+
 def test_several_csv_files_are_one_table(tmp_path):
     texts = {"a.csv": "number,x\n0,1\n1,2\n", "b.csv": "x,number\n0.5,2\n", "c.csv": "number,x\n3,9\n"}
     for name, text in texts.items():
@@ -304,11 +310,99 @@ def test_several_csv_files_are_one_table(tmp_path):
         ("a,b\n1,\n3,4\n", "column 'b'. Found none in row 0 of .*csv' .rows without one: 1."),
         ("a,a\n1,2\n", "each column once .*'a' twice"),
         ("a,b\n2020-01-01,2\n", "'a' of the type date32.*Convert it to a number"),
+        (f"a\n{2**64}\n5\n", "integers of up to 64 bits in the column 'a'"),
+        (f"a\n{2**53 + 1}\n0.5\n", "that a float64 holds. Found integers of up to 9,007,199,254,740,992 beside"),
+        ("a\n007\n07\n", "numbers, or text, in the column 'a'.*Found '007', which as a number is the same"),
+        ("a;b\n1;2\n", "commas between the names.* Found ';'.*sep=\";\""),
+        ("a\tb\n1\t2\n", "commas between the names.* Found tabs"),
+        (",b\n0,1\n", "a name for each column.* Found none for column 1"),
     ],
 )
 def test_csv_files_that_would_be_misread_are_refused(tmp_path, text, match):
     (tmp_path / "bad.csv").write_text(text)
     refused(tmp_path / "bad.csv", match)
+
+
+def written(folder, kind, values, dtype):
+    """A column "x" beside numbers, as a CSV file, a Parquet file or a frame."""
+    frame = pd.DataFrame({"n": range(len(values)), "x": pd.Series(values, dtype=dtype)})
+    if kind == "frame":
+        return frame
+    path = folder / f"x.{kind}"
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    return path
+
+
+# One of each type, at the ends of what it holds.
+COLUMNS = {
+    "int64": ([-(2**63), 2**53 + 1, 2**63 - 1], "Int64", tf.int64),
+    "uint64": ([0, 2**63, 2**64 - 1], "UInt64", tf.uint64),
+    "float64": ([-0.5, 1e300, 5e-324], "Float64", tf.float64),
+    "bool": ([True, False, True], "boolean", tf.bool),
+    "text": (["NA", "null", "é; 7"], "str", tf.string),
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_is_the_same_and_lacks_the_same_from_each_kind_of_table(tmp_path, kind, column):
+    values, dtype, expected = COLUMNS[column]
+    (batch,) = build_pipeline(table(written(tmp_path, kind, values, dtype)), batch_size=3, training=False)
+    assert batch["x"].dtype == expected
+    assert batch["x"].numpy().tolist() == [value.encode() if column == "text" else value for value in values]
+    refused(written(tmp_path, kind, [*values, None], dtype), r"column 'x'.* Found none in row 3 .*without one: 1\)")
+
+
+def test_quoted_text_may_be_empty(tmp_path):
+    (tmp_path / "x.csv").write_text('n,x\n1,""\n2,b\n')
+    (batch,) = build_pipeline(table(tmp_path / "x.csv"), batch_size=2, training=False)
+    assert batch["x"].numpy().tolist() == [b"", b"b"]
+
+
+@pytest.mark.parametrize(("texts", "kept"), [(["0x1F", "31"], [b"0x1F", b"31"]), (["007", "042"], [7, 42])])
+def test_labels_are_not_merged(tmp_path, texts, kept):
+    (tmp_path / "x.csv").write_text("\n".join(["n,x", *(f"1,{text}" for text in texts)]))
+    (batch,) = build_pipeline(table(tmp_path / "x.csv"), batch_size=2, training=False)
+    assert batch["x"].numpy().tolist() == kept
+
+
+def test_integers_beside_fractions_of_another_file_do_not_change(tmp_path):
+    (tmp_path / "a.csv").write_text(f"x\n{2**53 + 1}\n")
+    (tmp_path / "b.csv").write_text("x\n0.5\n")
+    refused(f"{tmp_path}/*.csv", "one type for each column of 2 CSV files.* 9007199254740993 not in range")
+
+
+def test_the_index_of_a_frame_is_no_column_unless_it_is_named(tmp_path):
+    frame = pd.DataFrame({"size": [1.0, 2.0]}, index=[7, 3])
+    for index, name in ((None, "__index_level_0__"), ("id", "id")):
+        frame.rename_axis(index).to_parquet(tmp_path / "i.parquet")
+        for data in (tmp_path / "i.parquet", pa.Table.from_pandas(frame.rename_axis(index))):
+            assert list(build_pipeline(table(data), batch_size=1).element_spec) == ["size"]
+            assert build_pipeline(table(data, label=name), batch_size=1).element_spec[1].dtype == tf.int64
+            assert list(build_pipeline(table(data, columns=[name]), batch_size=1).element_spec) == [name]
+
+
+@pytest.mark.usefixtures("either")
+def test_folders_of_hive_are_columns(tmp_path):
+    frame = pd.DataFrame({"x": np.arange(4.0), "year": [2023, 2023, 2024, 2024], "kind": ["a b", "7", "a b", "7"]})
+    frame.to_parquet(tmp_path, partition_cols=["year", "kind"])
+    (batch,) = build_pipeline(tmp_path, batch_size=4, training=False)
+    rows = sorted(zip(*(batch[name].numpy().tolist() for name in frame), strict=True))
+    assert rows == [(x, year, kind.encode()) for x, year, kind in frame.itertuples(index=False)]
+    features, label = build_pipeline(table(tmp_path, columns=["x"], label="year"), batch_size=1).element_spec
+    assert (list(features), label.dtype) == (["x"], tf.int64)
+    (tmp_path / "year=2025").mkdir()
+    write(tmp_path / "year=2025" / "a.parquet", {"x": [4.0]})
+    refused(tmp_path, "give the same columns a value.*: year, kind. Found .*2025/a.parquet")
+
+
+def test_a_series_is_an_array(tmp_path):
+    labels = pd.Series([0, 1, 2], name="y")
+    pipeline = build_pipeline((np.arange(6.0).reshape(3, 2), labels), batch_size=3, training=False)
+    assert [batch[1].numpy().tolist() for batch in pipeline] == [[0, 1, 2]]
+    assert [batch.numpy().tolist() for batch in build_pipeline(labels, batch_size=3, training=False)] == [[0, 1, 2]]
+    with pytest.raises(PipelineError, match=r"each row of data\[1\], a Series. Found none in row 1"):
+        build_pipeline((np.ones(2), pd.Series(["a", None])), batch_size=2)
 
 
 @pytest.mark.usefixtures("either")
