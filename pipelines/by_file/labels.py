@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import expect_reachable, file_stamps
+from tfopt.pipelines.shared.paths import expect_order, expect_reachable, file_stamps
 from tfopt.pipelines.sources.source import common_length, is_numeric
 from tfopt.pipelines.tables.csv import read_csv
 
@@ -68,6 +68,7 @@ def of_pairs(caller: str, pairs: list[Any]) -> tuple[list[Any], list[Any]]:
 
 def expect_paths(caller: str, given: Any) -> list[str]:
     """Returns a sequence of paths as strings."""
+    expect_order("paths", given)
     if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
         raise TypeError(
             f"{caller} expects paths in a sequence. Received: {given!r}. Pass a list, such as "
@@ -84,6 +85,7 @@ def expect_paths(caller: str, given: Any) -> list[str]:
 def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None) -> Labelled:
     """Returns paths with labels: numbers as they are, names as numbers of classes, lists of names as vectors."""
     paths = expect_paths(caller, given)
+    expect_order("labels", labels)
     names = None if classes is None else tuple(expect_classes(classes))
     lists = _lists_of_names(labels, names)
     if lists is not None:

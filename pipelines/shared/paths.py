@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,19 @@ def as_path(what: str, value: Any) -> str:
     if not isinstance(path, str):
         raise TypeError(f"Expected {what}. Received: {type(value).__name__}. Pass a string or a pathlib.Path.")
     return path
+
+
+def expect_order(what: str, given: Any) -> None:
+    """Refuses a set, whose order is another in each process.
+
+    Raises:
+        TypeError: If it is one.
+    """
+    if isinstance(given, Set) and not isinstance(given, KeysView):  # a dict keeps its order
+        raise TypeError(
+            f"Expected {what} in an order. Received: a {type(given).__name__}, whose order is another in each process. "
+            "Pass sorted(...) of it."
+        )
 
 
 def is_remote(path: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import as_path, expect_reachable, expect_utf8, opened
+from tfopt.pipelines.shared.paths import as_path, expect_order, expect_reachable, expect_utf8, opened
 from tfopt.pipelines.sources.rows import arrays
 from tfopt.pipelines.sources.source import Source
 
@@ -42,6 +42,7 @@ def lines(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> S
 
 
 def _files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    expect_order("paths", paths)
     files = []
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = expect_utf8(expect_reachable(as_path("the path of a text file", given), by_tensorflow=True))

@@ -104,6 +104,8 @@ def test_the_number_of_names_does_not_change_what_labels_are(files):
         ),
         (lambda f: [(path, 1, 2) for path in f], TypeError, "expects pairs.*index 0"),
         (lambda f: [], PipelineError, "at least one example"),
+        (lambda f: (set(f), range(6)), TypeError, "paths in an order. Received: a set"),
+        (lambda f: {"paths": f, "labels": frozenset(range(6))}, TypeError, "labels in an order. Received: a frozenset"),
         (lambda f: (f, [["a"]] * 5 + ["a"]), TypeError, "list of names for each.*index 5: 'a'"),
         (lambda f: (f, ["a"] + [["a"]] * 5), TypeError, "list of names for each.*index 0: 'a'"),
         (lambda f: (f, [["a", 3]] + [["a"]] * 5), TypeError, "index 0.*Pass a list of strings"),

@@ -28,6 +28,11 @@ def files(tmp_path):
     return tmp_path
 
 
+def test_a_set_of_paths_is_refused():
+    with pytest.raises(TypeError, match="paths in an order. Received: a set, whose order is another in each process"):
+        lines({"a.txt", "b.txt"})
+
+
 def test_lines_as_they_are(files):
     source = lines(files / "b.txt")
     assert source.count == len(LINES)
