@@ -29,7 +29,7 @@ def files(tmp_path):
 
 
 def test_a_set_of_paths_is_refused():
-    with pytest.raises(TypeError, match="paths in an order. Received: a set, whose order is another in each process"):
+    with pytest.raises(TypeError, match=r"paths in an order. Received: a set, whose order is another in each process"):
         lines({"a.txt", "b.txt"})
 
 
