@@ -47,10 +47,11 @@ def sentences(document):
     found = document["cases"]
     right = Counter(one["verdict"] for one in found if one["outcome"] == "right")
     wrong = Counter(one["outcome"] for one in found)
+    train = "trains" if wrong["wrong refusal"] == 1 else "train"
     return (
         f"`check` was run on {len(found)} models under a policy whose verdict is known without it: {right['pass']} "
         f"pass and {right['fail']} fail rightly, and {right['refuse']} that cannot be judged are refused with the "
-        f"reason. It passes none wrongly, crashes on none, and fails {wrong['wrong refusal']} that train well"
+        f"reason. It passes none wrongly, crashes on none, and fails {wrong['wrong refusal']} that {train} well"
     )
 
 

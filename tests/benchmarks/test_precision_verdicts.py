@@ -38,11 +38,8 @@ def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
 def test_the_recorded_run_is_whole_and_in_the_docs():
     assert RECORD["status"] == "complete"
     assert RECORD["environment"]["packages"]["keras-hub"]
-    recorded = [one["case"] for one in RECORD["cases"]]
-    cases = [case for case in ALL if case.id in recorded]
-    assert recorded == [case.id for case in cases]
-    assert len(ALL) - len(cases) <= 45, "cases that came after the recorded run: record it again"
-    for one, case in zip(RECORD["cases"], cases, strict=True):
+    assert [one["case"] for one in RECORD["cases"]] == [case.id for case in ALL]
+    for one, case in zip(RECORD["cases"], ALL, strict=True):
         assert case.verdict in (one["expected"], "by ids"), case.id
     page = (ROOT / "docs" / "precision.md").read_text(encoding="utf-8")
     assert sentences(RECORD) in " ".join(page.split())
@@ -50,4 +47,4 @@ def test_the_recorded_run_is_whole_and_in_the_docs():
 
 def test_only_what_is_disputed_is_wrong_in_the_recorded_run():
     wrong = {one["case"]: one["outcome"] for one in RECORD["cases"] if one["outcome"] != "right"}
-    assert wrong == dict.fromkeys(DISPUTED, "wrong refusal")
+    assert wrong.items() <= dict.fromkeys(DISPUTED, "wrong refusal").items()

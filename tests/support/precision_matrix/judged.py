@@ -12,7 +12,7 @@ DISPUTED = {
     "quantised_codes, bfloat16": "one row of 32 gets another code; distances belong into float32",
     "normalisations after training, bfloat16": "a converged power iteration moves by its rounding, without drift",
 }
-"""Healthy cases that are refused all the same, and why: at most two."""
+"""Healthy cases that are refused all the same, on some processors, and why: at most two."""
 QUICK = (
     "mlp, float16",
     "encoder, bfloat16",
@@ -57,5 +57,5 @@ def _marks(case, slow):
 
 def assert_judged_right(case):
     found = run(case)
-    expected = "wrong refusal" if case.id in DISPUTED else "right"
-    assert found.outcome == expected, f"{found.outcome}; right is {case.verdict} ({case.ground})\n{found.said}"
+    allowed = {"right", "wrong refusal"} if case.id in DISPUTED else {"right"}
+    assert found.outcome in allowed, f"{found.outcome}; right is {case.verdict} ({case.ground})\n{found.said}"
