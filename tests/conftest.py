@@ -10,6 +10,7 @@ from by_file import ByFile
 from hypothesis import HealthCheck, settings
 
 from tfopt import repairs
+from tfopt.distribute import strategies
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,8 +27,8 @@ settings.load_profile("tfopt")
 
 @pytest.fixture(autouse=True)
 def _restored_globals():
-    """Each test finds Keras' global state and the handlers of signals as they were, whatever the one before did."""
-    before = keras.config.dtype_policy()
+    """Each test finds the process as it was: Keras' policy, tfopt's strategy and repairs, handlers of signals."""
+    before, made = keras.config.dtype_policy(), [*strategies._made]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in handlers.items():
@@ -36,6 +37,7 @@ def _restored_globals():
         if repair.installed:  # asking for the state of all after each test would take 20 ms
             repair.remove()
     keras.config.set_dtype_policy(before)
+    strategies._made[:] = made
 
 
 @pytest.fixture(autouse=True)
