@@ -109,9 +109,8 @@ def layout_of(schema: Any, names: Sequence[str] | None, where: str, labels: Sequ
                 f"Expected a name for each column in {where}. Found none for column {known.index('') + 1}, as pandas "
                 "writes the index of a frame. Leave it out with to_csv(path, index=False), or pass `columns`."
             )
-        metadata = schema.pandas_metadata or {}
-        index = set(filter(_is_name, metadata.get("index_columns", ()))) - set(labels)
-        names = [name for name in known if name not in index]
+        index = (schema.pandas_metadata or {}).get("index_columns", ())  # a range is a dict there, and no column
+        names = [name for name in known if name in labels or name not in index]
     for name in names:
         expect_column(name, known, where)
         if known.count(name) > 1:
@@ -148,10 +147,6 @@ def import_pyarrow() -> Any:
             "Expected pyarrow to be installed, which reads tables. Found: it is not. Run: pip install 'tfopt[parquet]'"
         ) from error
     return pyarrow
-
-
-def _is_name(index: Any) -> bool:
-    return isinstance(index, str)  # a range is a dict, and takes no column
 
 
 def _group(column: Column) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.tables.columns import import_pyarrow
 
 _EXACT = 2**53  # a float64 holds each integer up to this
-_QUOTED = re.compile(rb'"[^"]*"')
+_QUOTED = re.compile('"[^"]*"')
 _HEX, _ZEROS, _INTEGER = r"^[+-]?0[xX]", r"^[+-]?0[0-9]", r"^[+-]?[0-9]+$"
 
 
@@ -47,16 +47,14 @@ def _expect_commas(path: str) -> None:
     except OSError:
         return  # Arrow says it
     try:
-        line.decode()
+        plain = _QUOTED.sub("", line.decode())
     except UnicodeDecodeError:
         raise _not_utf8(f"the first line of {path!r}") from None
-    plain = _QUOTED.sub(b"", line)
-    found = [name for sign, name in ((b";", "';'"), (b"\t", "tabs")) if sign in plain]
-    if found and b"," not in plain:
-        sep = {"tabs": r"\t"}.get(found[0], ";")
+    found = next((sign for sign in ";\t" if sign in plain), None)
+    if found and "," not in plain:
         raise PipelineError(
-            f"Expected commas between the names of columns in {path!r}. Found {found[0]}. Pass what "
-            f'pandas.read_csv(path, sep="{sep}") returns.'
+            f"Expected commas between the names of columns in {path!r}. Found {found!r}. Pass what "
+            f"pandas.read_csv(path, sep={found!r}) returns."
         )
 
 

@@ -313,8 +313,8 @@ def test_several_csv_files_are_one_table(tmp_path):
         (f"a\n{2**64}\n5\n", "integers of up to 64 bits in the column 'a'"),
         (f"a\n{2**53 + 1}\n0.5\n", "that a float64 holds. Found integers of up to 9,007,199,254,740,992 beside"),
         ("a\n007\n07\n", "numbers, or text, in the column 'a'.*Found '007', which as a number is the same"),
-        ("a;b\n1;2\n", "commas between the names.* Found ';'.*sep=\";\""),
-        ("a\tb\n1\t2\n", "commas between the names.* Found tabs"),
+        ("a;b\n1;2\n", "commas between the names.* Found ';'.*sep=';'"),
+        ("a\tb\n1\t2\n", r"commas between the names.* Found '\\t'"),
         (",b\n0,1\n", "a name for each column.* Found none for column 1"),
     ],
 )

@@ -83,6 +83,14 @@ def test_within(parts):
     assert judged(layer(**parts), layer("b")) == []
 
 
+@pytest.mark.parametrize(("error", "problems"), [(0.4, 1), (1.5, 0)])
+def test_what_rounding_makes_zero_within_noise_is_noise(error, problems):
+    found = judged(
+        layer(weight_gradient={"lost": 0.11, "error": error}), policies={"a": keras.DTypePolicy("mixed_bfloat16")}
+    )
+    assert len(found) == problems
+
+
 MARGIN = Float8Margin(
     path="a",
     tensor="inputs",

@@ -155,11 +155,40 @@ def _judged(
     at_first: AtFirst | None = None,
 ) -> Comparison:
     """Tabulates and judges what a probe measured."""
+    table = _table(probe, measured, scale, ahead, at_first)
+    problems, about_sums = _with_sums(probe, table, find_problems(table))
+    first = first_overflow(table)
+    blamed = {path for problem in problems for path in problem.blamed}
+    around = recurrent_layers(probe.candidate.paths)
+    report = PrecisionReport(
+        policy=assigned.description,
+        problems=tuple(_sentence(problem, around) for problem in problems),
+        notes=(*_notes(probe, table.layers), *about_sums),
+        layers=tuple(replace(layer, blamed=layer.path in blamed) for layer in table.layers),
+        first_overflow=first.path if first else None,
+        fallback=None if problems else {},
+        reference_loss=table.reference_loss,
+        candidate_loss=table.candidate_loss,
+        loss_scale=scale,
+        batches=len(measured),
+        float8=table.float8,
+    )
+    to_float32 = dict.fromkeys(path for problem in problems for path in problem.to_float32)
+    mends = all(one.mends for one in problems)
+    return Comparison(report, assigned, probe.policies, tuple(to_float32), mends)
+
+
+def _table(
+    probe: Probe,
+    measured: Sequence[Measurement],
+    scale: float,
+    ahead: tuple[StatePrecision, ...],
+    at_first: AtFirst | None,
+) -> LayerTable:
     layers = _rows(probe, [row._replace(call=0) for row in probe.rows], measured)
     heads = _16_bit_heads(probe) if probe.has_16_bit_output else ()
-    notes = tuple(_notes(probe, layers))
     tensors = [worst_deviation([one.moments[[place]] for one in measured]) for place in range(len(probe.rows))]
-    table = LayerTable(
+    return LayerTable(
         calls=_rows(probe, probe.rows, measured),
         layers=layers,
         policies=probe.policies,
@@ -182,43 +211,28 @@ def _judged(
         at_first=at_first,
         float8=measured_margins(probe.candidate.paths, probe.quantized, [one.quantized for one in measured]),
     )
-    problems = find_problems(table)
+
+
+def _with_sums(probe: Probe, table: LayerTable, problems: list[Problem]) -> tuple[list[Problem], list[str]]:
+    """Returns the problems without those that XLA mends in a compiled model, and notes on gradients lost in sums."""
     lost = [] if table.normalises and problems else vanished_gradients(replace(table, normalises=False))
     names = {one.name for one in lost}
     sums = {name: [op for row, op in probe.sums if row.name == name] for name in names}
     mended = {name for name, ops in sums.items() if ops and all(map(right_with_xla, ops))}
     if mended and probe.reference.model.jit_compile:
         left = tuple(one for one in table.gradients if one.name not in mended)
-        problems = find_problems(replace(table, gradients=left))
-        notes += ("XLA compiles the model and sums gradients correctly; without it some of them would be lost.",)
-    else:
-        if table.normalises and lost:
-            notes += (
-                f"Summing in 16 bits loses a part of the gradient of {listed(sorted(names), 3)}. The optimizer divides "
-                "by a gradient's own size, which hides that while its terms have one sign; where they nearly cancel, "
-                "the sum can be wrong.",
-            )
-        if mended and mended == names:
-            notes += ("XLA sums these gradients correctly on this device: tfopt.xla.set_jit(model, True).",)
-    first = first_overflow(table)
-    blamed = {path for problem in problems for path in problem.blamed}
-    around = recurrent_layers(probe.candidate.paths)
-    report = PrecisionReport(
-        policy=assigned.description,
-        problems=tuple(_sentence(problem, around) for problem in problems),
-        notes=notes,
-        layers=tuple(replace(layer, blamed=layer.path in blamed) for layer in layers),
-        first_overflow=first.path if first else None,
-        fallback=None if problems else {},
-        reference_loss=table.reference_loss,
-        candidate_loss=table.candidate_loss,
-        loss_scale=scale,
-        batches=len(measured),
-        float8=table.float8,
-    )
-    to_float32 = dict.fromkeys(path for problem in problems for path in problem.to_float32)
-    mends = all(one.mends for one in problems)
-    return Comparison(report, assigned, probe.policies, tuple(to_float32), mends)
+        note = "XLA compiles the model and sums gradients correctly; without it some of them would be lost."
+        return find_problems(replace(table, gradients=left)), [note]
+    notes = []
+    if table.normalises and lost:
+        notes.append(
+            f"Summing in 16 bits loses a part of the gradient of {listed(sorted(names), 3)}. The optimizer divides by "
+            "a gradient's own size, which hides that while its terms have one sign; where they nearly cancel, the sum "
+            "can be wrong."
+        )
+    if mended and mended == names:
+        notes.append("XLA sums these gradients correctly on this device: tfopt.xla.set_jit(model, True).")
+    return problems, notes
 
 
 def _sentence(problem: Problem, around: Mapping[str, str]) -> str:
