@@ -204,8 +204,8 @@ def folder(tmp_path_factory):
 
 
 def same_epochs(before, after):
-    """Each epoch has the rows it had, in batches of the same sizes."""
-    assert after.sizes == before.sizes
+    """Each epoch has the rows it had, in batches of the same sizes; without a seed, a plan's come as they are ready."""
+    assert [*map(sorted, after.sizes)] == [*map(sorted, before.sizes)]
     assert after.rows == before.rows
 
 
