@@ -13,7 +13,7 @@ from tfopt.bench.results.run_file import dumps, read
 __all__ = ["fake_nvml"]
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu.json"
-TINY = Scale(batch_size=32, width=1, steps=4, photos=64, resnet=None, seeds=(0,), repeats=2)
+TINY = Scale(batch_size=32, width=1, steps=4, photos=64, resnet=None, seeds=(0,), repeats=6)
 
 
 @pytest.fixture(scope="session")
