@@ -740,6 +740,53 @@ def test_random_operations_whose_state_cannot_be_saved_are_refused(folder):
         fit(model, TrainingCheckpoint(folder))
 
 
+class Counting(keras.Model):
+    """Counts in a table or a queue how often it has seen the first row of a batch, and adds that to the labels."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        if kept == "table":
+            self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        else:
+            self.queue = tf.queue.FIFOQueue(10, tf.float32, shapes=())
+            self.queue.enqueue(0.0)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        key = tf.constant(0, tf.int64)
+        seen = tf.reshape(self.table.lookup(key), ()) if hasattr(self, "table") else self.queue.dequeue()
+        added = self.table.insert(key, seen + 1) if hasattr(self, "table") else self.queue.enqueue(seen + 1)
+        with tf.control_dependencies([added]):
+            return super().train_step((x, y + seen))
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize(("kept", "found"), [("table", "LookupTableInsertV2"), ("queue", "QueueDequeueV2")])
+def test_state_that_no_variable_holds_is_refused(folder, kept, found, steps_per_execution):
+    model = Counting(kept)
+    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=steps_per_execution)
+    with pytest.raises(UnsupportedError, match=rf"Found {found} .* in that of 'counting.*: it changes a lookup table"):
+        fit(model, TrainingCheckpoint(folder))
+
+
+def test_a_table_that_is_only_read_is_no_obstacle(folder):
+    """Another epoch continues from the checkpoint of the first one."""
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [2.0], tf.int64, tf.float32), 0.0)
+
+    class Scaling(keras.layers.Layer):
+        def call(self, x):
+            return x * table.lookup(tf.constant(0, tf.int64))
+
+    model = keras.Sequential([keras.Input((6,)), Scaling(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    fit(model, TrainingCheckpoint(folder, every_epochs=1), epochs=1)
+    assert len(checkpoint.available(folder)) == 1
+
+
 @pytest.mark.parametrize("other", [lambda folder: LocalSteps(4), keras.callbacks.BackupAndRestore])
 def test_callbacks_with_which_it_could_not_go_on_are_refused(folder, other):
     with pytest.raises(UnsupportedError, match="Expected TrainingCheckpoint alone to resume"):

@@ -75,7 +75,7 @@ def mixed(folder):
     """What `fit` saw of a mixture that reads both of its parts whole, and the weights it came to."""
     files, options = sources(folder)["records"]
     some = plan_pipeline(np.arange(EXAMPLES, EXAMPLES + SOME), batch_size=BATCH, transform=pair, cache="memory")
-    shares = [(plan_pipeline(files, **options), EXAMPLES), (some, SOME)]
+    shares = [(plan_pipeline(files, batch_size=BATCH, **options), EXAMPLES), (some, SOME)]
     model, _, epochs = fitted(mix(shares, stop="all", batch_size=BATCH, remainder="keep", seed=3))
     return {"epochs": epochs, "weights": [weight.tolist() for weight in model.get_weights()]}
 

@@ -22,6 +22,7 @@ from tfopt.checkpoint.processes import Processes
 from tfopt.distribute.data_check.fits import is_counter
 from tfopt.errors import CheckpointError, UnsupportedError
 from tfopt.model.state import trace_train_step, traced_steps
+from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import find_in_function
 from tfopt.text import listed
 
@@ -32,6 +33,8 @@ _GROUPS = (WEIGHTS, METRICS, "optimizer/", "seeds/", "step/")
 _THREADS = 4  # that restore: copies to a GPU overlap with reading
 _SHOWN = 8
 _NUMBER = r"_\d+"
+_UNSAVED = ("LookupTableImport", "LookupTableInsert", "LookupTableRemove", "QueueDequeue", "QueueEnqueue")
+"""How operations begin that change what no variable holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +127,37 @@ def step_graphs(model: keras.Model, element_spec: Any) -> list[tf.Graph]:
     """Returns the graphs of the training step, as `fit` has traced it; otherwise it is traced.
 
     Raises:
-        tfopt.errors.UnsupportedError: If the step draws random numbers from operations whose state cannot be saved.
+        tfopt.errors.UnsupportedError: If the step draws random numbers from operations whose state cannot be saved, or
+            changes a lookup table or a queue.
     """
     concretes = traced_steps(model)
     if not concretes:
         return traced_graphs(model, element_spec)
     for concrete in concretes:
-        for found in find_in_function(concrete):
-            # Of a generator, the state is a variable.
-            if found.kind == "random" and not found.operation.startswith(("Rng", "Stateful", "Cudnn")):
-                raise UnsupportedError(
-                    f"Expected random numbers that a resumed training can continue. Found {found} in the training step "
-                    f"of {model.name!r}, whose state TensorFlow does not expose. Draw with keras.random "
-                    "and a SeedGenerator, or with a tf.random.Generator."
-                )
+        _expect_no_draws(model, concrete)
+        _expect_no_other_state(model, concrete)
     return [concrete.graph for concrete in concretes]
+
+
+def _expect_no_draws(model: keras.Model, step: Any) -> None:
+    for found in find_in_function(step):
+        # Of a generator, the state is a variable.
+        if found.kind == "random" and not found.operation.startswith(("Rng", "Stateful", "Cudnn")):
+            raise UnsupportedError(
+                f"Expected random numbers that a resumed training can continue. Found {found} in the training step "
+                f"of {model.name!r}, whose state TensorFlow does not expose. Draw with keras.random "
+                "and a SeedGenerator, or with a tf.random.Generator."
+            )
+
+
+def _expect_no_other_state(model: keras.Model, step: Any) -> None:
+    for node in nodes(step):
+        if node.op.startswith(_UNSAVED):
+            raise UnsupportedError(
+                f"Expected a training step whose whole state is in variables. Found {node.op} ({node.name}) in that "
+                f"of {model.name!r}: it changes a lookup table or a queue, which a checkpoint does not hold. Keep that "
+                "state in a tf.Variable or in a weight of the model."
+            )
 
 
 def built_parts(model: keras.Model, processes: Processes, element_spec: Any, saved: Collection[str]) -> dict[str, Part]:
