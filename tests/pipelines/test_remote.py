@@ -340,7 +340,7 @@ def test_processes_share_one_copy(server, tmp_path):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), *campaign(range(2, 30))])
 def test_a_server_that_fails_at_random(server, tmp_path, seed):
-    """A third of all requests fails, but for each fourth of a file: nothing is lost or comes twice, through a pipeline."""
+    """A third of all requests fails, but each fourth of a file: nothing is lost or comes twice, through a pipeline."""
     folder = server.folder / "records"
     numbers = np.arange(500)
     write_records(arrays(numbers), folder, shards=5)
