@@ -59,8 +59,8 @@ def _unchecked(given: Any) -> Source:
         # The split may hold brackets itself.
         name, _, split = given.removeprefix("tfds:").partition("[")
         return tfds(name, split.removesuffix("]") or "train")
-    if _are_paths(given, ".npy"):
-        return npy(given)
+    if _are_paths(given, (".npy", ".npz")):
+        return npy(given)  # which names what an .npz file holds
     if is_series(given):
         return arrays(given)
     if is_table(given):
@@ -149,11 +149,11 @@ def _at_path(path: str) -> Source:
     return images(path) if is_images else records(path)
 
 
-def _are_paths(given: Any, suffix: str) -> bool:
+def _are_paths(given: Any, suffixes: tuple[str, ...]) -> bool:
     if isinstance(given, tuple | list | dict):
         parts = list(given.values()) if isinstance(given, dict) else given
-        return bool(parts) and all(_are_paths(part, suffix) for part in parts)
-    return isinstance(given, str | os.PathLike) and str(given).endswith(suffix)
+        return bool(parts) and all(_are_paths(part, suffixes) for part in parts)
+    return isinstance(given, str | os.PathLike) and str(given).endswith(suffixes)
 
 
 def _are_documents(given: Any) -> bool:

@@ -24,7 +24,7 @@ def list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str], 
             "lines(paths), for other files files(paths, labels)."
         )
     names = folders if classes is None else _checked_classes(classes, folder, folders)
-    _refuse_strays([entry.path for entry in entries if entry.name not in folders], folder)
+    _refuse_strays([entry for entry in entries if entry.name not in folders], folder)
     paths, labels = [], []
     for label, name in enumerate(names):
         if name not in folders:
@@ -47,7 +47,16 @@ def flat_images(folder: str) -> list[str]:
     entries = _entries(folder) if os.path.isdir(folder) else []
     if any(map(os.path.isdir, entries)):
         return []
-    return sorted(entry.path for entry in entries if os.path.isfile(entry) and is_image(entry.path))
+    return sorted(entry.path for entry in entries if _may_be_image(entry))
+
+
+def _may_be_image(entry: os.DirEntry[str]) -> bool:
+    return _leads_nowhere(entry) or (os.path.isfile(entry) and is_image(entry.path))
+
+
+def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to what is not there."""
+    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) -> list[str]:
@@ -84,12 +93,14 @@ def _files_below(folder: str, above: tuple[str, ...] = ()) -> list[str]:
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder rather than a file; refuses all else unopened, since opening a pipe can block."""
+    if _leads_nowhere(entry):
+        return False  # a bad file
     try:
         if entry.is_dir():
             return True
         if entry.is_file():
             return False
-        os.stat(entry.path)  # raises what is wrong with a link
+        os.stat(entry.path)  # raises what is wrong with it
     except OSError as error:
         raise _unreadable(entry.path, error) from error
     raise PipelineError(
@@ -110,13 +121,18 @@ def _refuse_splits(folder: str, classes: list[str], paths: list[str]) -> None:
         )
 
 
-def _refuse_strays(paths: list[str], folder: str) -> None:
-    """Refuses images beside the class folders, which would silently be left out."""
-    for path in sorted(paths):
-        if os.path.isfile(path) and is_image(path):
+def _refuse_strays(entries: Sequence[os.DirEntry[str]], folder: str) -> None:
+    """Refuses images beside the class folders, and links to classes that are gone: they would silently be left out."""
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        if _leads_nowhere(entry):
             raise PipelineError(
-                f"Expected images in class folders. The image {path!r} is in no class folder. Move it into one, or "
-                f"out of {folder!r}."
+                f"Expected class folders in {folder!r}. Found the link {entry.name!r} to {os.readlink(entry.path)!r}, "
+                "which is not there. Bring it back, or remove the link."
+            )
+        if os.path.isfile(entry) and is_image(entry.path):
+            raise PipelineError(
+                f"Expected images in class folders. The image {entry.path!r} is in no class folder. Move it into one, "
+                f"or out of {folder!r}."
             )
 
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ from tfopt.pipelines.shared.paths import for_each_path, kept_of_images
 from tfopt.pipelines.shared.problems import Problem, Report, listed
 
 _KEPT_FROM = 1000  # files; fewer are looked at in a moment
-_KEPT_FORMAT = 2
+_KEPT_FORMAT = 3
 
 # One page of a disk. The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit, and the EXIF data's first
 # directory, which follows the beginning of a JPEG.
@@ -34,6 +34,12 @@ _BEGINNINGS = {
     b"GIF89a": "GIF",
     b"BM": "BMP",
     b"RIFF": "WebP",
+}
+_LOST = {
+    "orientation": "are to be shown turned, by EXIF, and come as stored: turn them beforehand",
+    "bits": "have 16 bits, of which the upper 8 are kept",
+    "transparency": "have transparency, which is dropped",
+    "frames": "have several frames, of which the first is used",
 }
 _ORIENTATION = 0x0112  # EXIF's tag
 _JPEG_END = b"\xff\xd9"
@@ -50,8 +56,7 @@ class ImageFile:
     format: str  # "JPEG", "PNG", "GIF", "BMP" or "WebP"; "" for none of these
     ends: bool  # whether its last bytes are those that end such a file; others may follow an image
     problem: Problem | None
-    turned: bool = False  # whether EXIF says that a JPEG is to be shown turned or mirrored
-    deep: bool = False  # whether it is a PNG of 16 bits
+    lost: tuple[str, ...] = ()  # what of it no pixel shows, of `_LOST`
     decoded: bool = False  # whether all of it was decoded
     stamp: tuple[int, ...] = ()  # size and times; another file has another one
 
@@ -93,12 +98,8 @@ def is_image(path: str) -> bool:
 
 def unhonoured(found: Sequence[ImageFile]) -> str:
     """Returns what the plan says of files whose pixels are not used as they are meant."""
-    turned, deep = sum(each.turned for each in found), sum(each.deep for each in found)
-    files = f"of {len(found):,} files"
-    return "; ".join(
-        [f"{turned:,} {files} are to be shown turned, by EXIF, and come as stored: turn them beforehand"] * (turned > 0)
-        + [f"{deep:,} {files} have 16 bits, of which the upper 8 are kept"] * (deep > 0)
-    )
+    counts = {lost: sum(lost in each.lost for each in found) for lost in _LOST}
+    return "; ".join(f"{count:,} of {len(found):,} files {_LOST[lost]}" for lost, count in counts.items() if count)
 
 
 def refusal(problems: Sequence[Problem]) -> PipelineError:
@@ -160,14 +161,14 @@ def _look(path: str, known: ImageFile | None, *, decoding: bool) -> ImageFile:
             if decodes:
                 file.seek(0)
                 problem = _undecodable(path, form, file.read(), ends=ends)
+            lost = _lost(form, head, file)
     except OSError as error:
         return ImageFile("", False, Problem(path, "unreadable", f"Cannot read it: {error.strerror}"))
     return ImageFile(
         form,
         ends,
         problem,
-        turned=form == "JPEG" and _is_turned(head),
-        deep=form == "PNG" and head[24:25] == b"\x10",
+        lost=tuple(lost),
         decoded=decodes or problem is not None,
         stamp=_stamp(status),
     )
@@ -191,8 +192,8 @@ def _kept(where: Path) -> dict[str, ImageFile]:
         if kept["format"] != [_KEPT_FORMAT, tf.__version__]:
             return {}
         return {
-            path: ImageFile(form, ends, problem and Problem(path, *problem), turned, deep, decoded, tuple(stamp))
-            for path, (form, ends, problem, turned, deep, decoded, stamp) in kept["files"].items()
+            path: ImageFile(form, ends, problem and Problem(path, *problem), tuple(lost), decoded, tuple(stamp))
+            for path, (form, ends, problem, lost, decoded, stamp) in kept["files"].items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
@@ -204,8 +205,7 @@ def _keep(where: Path, found: dict[str, ImageFile]) -> None:
             each.format,
             each.ends,
             each.problem and [each.problem.kind, each.problem.what],
-            each.turned,
-            each.deep,
+            each.lost,
             each.decoded,
             each.stamp,
         ]
@@ -262,6 +262,50 @@ def _undecodable(path: str, form: str, contents: bytes, *, ends: bool) -> Proble
             return Problem(path, "altered", f"a {form} that TensorFlow cannot decode: {first_line(error)}")
         return Problem(path, "cut", f"a {form} that is cut, and does not decode: {first_line(error)}")
     return None
+
+
+def _lost(form: str, head: bytes, file: BinaryIO) -> list[str]:
+    """Returns what of an image no pixel shows, of `_LOST`."""
+    if form == "JPEG":
+        return ["orientation"] * _is_turned(head)
+    if form == "GIF":
+        return _lost_of_gif(file)
+    return _lost_of_png(head) if form == "PNG" else []
+
+
+def _lost_of_png(head: bytes) -> list[str]:
+    before = head.partition(b"IDAT")[0]  # where a palette's transparency and the number of frames stand
+    transparent = head[25:26] in (b"\x04", b"\x06") or b"tRNS" in before
+    return ["bits"] * (head[24:25] == b"\x10") + ["transparency"] * transparent + ["frames"] * _is_animated(before)
+
+
+def _is_animated(before: bytes) -> bool:
+    """Whether a PNG has several frames, given what precedes its pixels."""
+    at = before.find(b"acTL")
+    return at >= 0 and int.from_bytes(before[at + 4 : at + 8], "big") > 1
+
+
+def _lost_of_gif(file: BinaryIO) -> list[str]:
+    """Follows the blocks of a GIF up to its second image; one that is cut has what comes before."""
+    file.seek(10)
+    file.seek(13 + _colours(file.read(1)))
+    frames, transparent = 0, False
+    while frames < 2 and (mark := file.read(1)) in (b"!", b","):
+        if mark == b",":
+            frames += 1
+            file.seek(_colours(file.read(9)[8:]) + 1, os.SEEK_CUR)
+        else:
+            begun = file.read(3)  # of the first frame: its kind, its length and its flags
+            transparent |= not frames and begun[:1] == b"\xf9" and bool(begun[2:] and begun[2] & 1)
+            file.seek(-2, os.SEEK_CUR)
+        while (length := file.read(1)) not in (b"", b"\0"):
+            file.seek(length[0], os.SEEK_CUR)
+    return ["transparency"] * transparent + ["frames"] * (frames > 1)
+
+
+def _colours(flags: bytes) -> int:
+    """The bytes of a GIF's table of colours; none where the flags are missing."""
+    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0
 
 
 def _is_turned(head: bytes) -> bool:

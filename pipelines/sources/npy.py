@@ -3,6 +3,7 @@
 import math
 import os
 import tokenize
+import zipfile
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from tfopt.pipelines.sources.source import (
     nth,
 )
 
+_SHOWN = 4  # arrays of an archive
 _ALIGNMENT = 64  # bytes (EIGEN_MAX_ALIGN_BYTES); TensorFlow crashes on a tensor that starts elsewhere
 # Version 3.0 differs only in field names, and arrays with fields are refused.
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -175,6 +177,8 @@ def _read_header(path: str) -> _File:
     except OSError as error:
         raise PipelineError(f"Expected a .npy file at {path!r}. {error.strerror}. Check the path.") from error
     except (ValueError, SyntaxError, tokenize.TokenError) as error:
+        if zipfile.is_zipfile(path):
+            raise _archive(path) from error
         raise PipelineError(
             f"Expected a .npy file, as np.save writes it, at {path!r}. Cannot read its header: {error}. Write it again."
         ) from error
@@ -189,6 +193,18 @@ def _read_header(path: str) -> _File:
             f"{cut if size < expected else longer}."
         )
     return found
+
+
+def _archive(path: str) -> PipelineError:
+    """Returns the error for an .npz file, whose arrays cannot be mapped."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+    listed = ", ".join(f"file[{name!r}]" for name in names[:_SHOWN])
+    return PipelineError(
+        f"Expected a .npy file, as np.save writes it, at {path!r}. Found an archive of {len(names):,} arrays. Load it "
+        f"with `file = np.load(path)`, and pass those that make up an example, such as ({listed}), or save each with "
+        "np.save."
+    )
 
 
 def _expect_mappable(path: str, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]) -> None:

@@ -267,6 +267,21 @@ def test_a_file_that_changed_before_the_pipeline_is_made_is_named(saved):
         build_pipeline(source, batch_size=2)
 
 
+def test_an_archive_is_refused_with_the_lines_that_read_it(tmp_path):
+    path = str(tmp_path / "data.npz")
+    np.savez(path, x=np.arange(12).reshape(6, 2), y=np.arange(6))
+    with pytest.raises(PipelineError, match="an archive of 2 arrays") as refusal:
+        plan_pipeline(path, batch_size=2)
+    _, load, _, pair, _ = re.split(r"`|such as |, or save", str(refusal.value))[:5]
+    scope = {"np": np, "path": path}
+    exec(load, scope)
+    dataset = build_pipeline(eval(pair, scope), batch_size=3, training=False)
+    assert [(x.tolist(), y.tolist()) for x, y in dataset.as_numpy_iterator()] == [
+        ([[0, 1], [2, 3], [4, 5]], [0, 1, 2]),
+        ([[6, 7], [8, 9], [10, 11]], [3, 4, 5]),
+    ]
+
+
 @pytest.mark.parametrize(
     "header",
     [
