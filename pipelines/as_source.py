@@ -12,6 +12,7 @@ from tensorflow.core.protobuf import data_service_pb2
 from tfopt.errors import PipelineError
 from tfopt.pipelines.by_file.images import images
 from tfopt.pipelines.loaders.loader import is_loader, loader
+from tfopt.pipelines.shared.elements import dense
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.shared.paths import is_remote
 from tfopt.pipelines.sources.hdf5 import dataset_names, hdf5
@@ -125,6 +126,7 @@ def dataset(examples: Any) -> Source:
             "If batches are your examples, as windows are, wrap it: Source(name='windows', dataset=lambda: dataset)."
         )
     _refuse_duplicates(examples)
+    examples = dense(examples)
     cardinality = int(examples.cardinality())
     return Source(
         name="dataset",

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
+import tensorflow as tf
+
 from tfopt import checks
 from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.inspection.facts import Facts, inspect_loader, inspect_source
@@ -20,6 +22,7 @@ from tfopt.pipelines.stages.batch_stages import Batch, left_out
 from tfopt.pipelines.stages.from_position import described_position, expect_repeatable, start
 from tfopt.pipelines.stages.loader_stages import choose_options, plan_loader
 from tfopt.pipelines.stages.stage import Flow, Stage
+from tfopt.pipelines.text.tokens import tokens
 from tfopt.repairs.fit_data import mark_order_decided
 from tfopt.text import Shown, described
 from tfopt.warn import warn_once
@@ -222,10 +225,11 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             `tf.random.set_seed`, and different in each epoch. Default: random.
         split: The share of examples to validate on, such as 0.1: training=False takes them, training=True the others.
             Drawn at random before anything is shuffled; the same for all values of the other options.
-        pack: Tokens in a row, for documents of tokens: they are packed into rows, each token once, and an example is
-            ({"tokens", "segments", "positions"}, labels, weights), (pack,) each. Segments number the documents of a row
-            from 1, positions the tokens of each from 0; labels are the next tokens. Weights are 0 for padding, as
-            labels and segments are, and for the last token of each document, which has no next one.
+        pack: Tokens in a row, for documents of tokens, or a dataset of vectors of ids, which is read at once: they are
+            packed into rows, each token once, and an example is ({"tokens", "segments", "positions"}, labels, weights),
+            (pack,) each. Segments number the documents of a row from 1, positions the tokens of each from 0; labels are
+            the next tokens. Weights are 0 for padding, as labels and segments are, and for the last token of each
+            document, which has no next one.
         pad: "batch" pads examples of different shapes with zeros to the largest of their batch. Default: examples of
             different shapes are refused.
         bucket: Groups examples of similar length (their first axis), and pads each batch to one of at most eight
@@ -265,7 +269,9 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         TensorShape([100, 8, 8, 3])
     """
     asked = PipelineOptions(**options)
-    examples = as_source(source, asked.on_bad_file)
+    # What is packed is read whole: which documents share a row depends on the lengths of all.
+    documents = asked.pack is not None and isinstance(source, tf.data.Dataset)
+    examples = as_source(tokens(source) if documents else source, asked.on_bad_file)
     if examples.batched:
         return _of_batches(examples, asked, options)
     # Documents are divided before they are packed: each row holds several.
@@ -313,7 +319,8 @@ def _packed(source: Source, size: int, options: PipelineOptions) -> tuple[Source
     if part.packed is None:
         raise ValueError(
             f"Expected documents of tokens for pack={size}. Received: {source.name}. Pass a list of lists of token "
-            "ids, tokens(...) of an array or a .npy file, or tokens(lines(paths), tokenize=...)."
+            "ids, a tf.data.Dataset of vectors of ids, tokens(...) of an array or a .npy file, or tokens(lines(paths), "
+            "tokenize=...)."
         )
     rows = part.packed(size, slice(None))
     return replace(rows, note=f"{part.note}; {rows.note}"), replace(options, split=None)

@@ -198,3 +198,15 @@ def at_most(most: int, count: Any, what_for: str) -> Any:
 def _weighed(own: Any, weight: Any) -> Any:
     """Multiplies given weights, of shape (batch_size, ...), by those of the examples."""
     return tf.cast(own, tf.float32) * tf.reshape(weight, (-1, *[1] * (own.shape.rank - 1)))
+
+
+def dense(dataset: Any) -> Any:
+    """Returns a dataset whose elements hold no ragged tensors without a ragged axis, as slices of ragged ones are.
+
+    These are dense tensors that only their spec calls ragged.
+    """
+    leaves = tf.nest.flatten(dataset.element_spec)
+    if not any(isinstance(leaf, tf.RaggedTensorSpec) and not leaf.ragged_rank for leaf in leaves):
+        return dataset
+    spec = dataset.element_spec
+    return dataset.map(without_autograph(lambda *element: element_of(element, spec)), name="dense")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.elements import dense, without_autograph
 from tfopt.pipelines.shared.nondeterminism import CHANGING, find_in_dataset
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.rows import arrays
@@ -41,8 +41,8 @@ def tokens(documents: Any, *, end: int | None = None, tokenize: Callable[[list[s
         TypeError: If ids are not integers, or `documents` is something else.
         ValueError: If a document has more than one axis, `end` is missing or not asked for, or an id does not fit
             int32.
-        PipelineError: If there is no token, the file is missing, cut or not one of integers, or `tokenize` returns
-            another number of documents than it was given.
+        PipelineError: If there is no token, a dataset never ends, the file is missing, cut or not one of integers, or
+            `tokenize` returns another number of documents than it was given.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline, tokens
@@ -228,10 +228,15 @@ def _read(documents: Any) -> tuple[list[Any], str]:
     found = next((each for each in find_in_dataset(elements) if each.kind in CHANGING), None)
     if not changes and found is not None:
         changes = f"{found} in the documents"
+    elements = dense(elements)
     if not isinstance(elements.element_spec, tf.TensorSpec):
         raise TypeError(
             f"Expected a source of documents, each one tensor. Received one of {elements.element_spec}. Map it to the "
             "ids or the text of each first."
+        )
+    if int(elements.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise PipelineError(
+            "Expected a number of documents. Found a dataset that never ends. Pass it without repeat()."
         )
     return list(elements.as_numpy_iterator()), changes
 
