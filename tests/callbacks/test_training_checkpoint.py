@@ -924,6 +924,20 @@ def test_other_steps_per_execution_begin_the_epoch_again(folder, caplog):
     assert "Found: steps_per_execution=4 after 2 batches. The epoch starts over." in caplog.text
 
 
+@pytest.mark.parametrize(("later", "first"), [(7, (1, 2)), (8, (1, 0))])
+def test_data_under_another_seed_begin_the_epoch_again(folder, caplog, later, first):
+    def data(seed):
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=seed).batch(BATCH)
+
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 1), data=data(7))
+    seen = Seen()
+    fit(net(), seen, TrainingCheckpoint(folder), data=data(later))
+    assert seen.steps[0] == first
+    warned = "Found: a shuffle with another seed than in the checkpoint, such as one that is drawn in each process"
+    assert (f"{warned}. The epoch starts over." in caplog.text) is (later == 8)
+
+
 @pytest.mark.slow
 def test_data_that_are_drawn_anew_are_warned_of_between_epochs_too(folder, caplog):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x + tf.random.normal((6,)), y)).batch(BATCH)

@@ -181,6 +181,18 @@ def dataset(seed=2):
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES, seed=seed).batch(BATCH).prefetch(2)
 
 
+def shuffled_twice():
+    """Groups of rows as files are read: in one order, and then their rows in another."""
+    groups = tf.data.Dataset.range(5).shuffle(5, seed=7)
+    rows = groups.interleave(lambda at: tf.data.Dataset.from_tensor_slices((X, Y)).shard(5, at), cycle_length=2)
+    return rows.shuffle(8, seed=2).batch(BATCH)
+
+
+def concatenated():
+    one, other = (tf.data.Dataset.from_tensor_slices((X[half], Y[half])) for half in (slice(0, 25), slice(25, None)))
+    return one.shuffle(25, seed=2).concatenate(other.shuffle(25, seed=3)).batch(BATCH)
+
+
 def pipeline(**options):
     return build_pipeline((X, Y), batch_size=BATCH, seed=4, remainder="keep", **options)
 
@@ -269,6 +281,9 @@ CASES = {
     "class weight": Case(fitted={"class_weight": {0: 1.0, 1: 3.0}}),
     "sample weight": Case(data=lambda: (X, Y, np.linspace(0, 1, EXAMPLES))),
     "dataset": Case(data=dataset),
+    "shuffled twice": Case(data=shuffled_twice),
+    "shuffles one after the other": Case(data=concatenated),
+    "shuffled twice, of unknown length": Case(data=lambda: shuffled_twice().filter(lambda x, y: True)),
     "dataset in order": Case(data=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)),
     "cached": Case(data=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).cache().shuffle(50, seed=3).batch(BATCH)),
     "shuffled and cached": Case(data=lambda: dataset().cache()),

@@ -107,19 +107,30 @@ def changes(adapter: Any, dataset: Any) -> str | None:
 
 
 def all_counts(dataset: Any) -> bool:
-    """Whether an iterator's order depends on everything read before, as if a shuffle precedes a cache or repeat.
+    """Whether an iterator's order depends on everything read before, not only on how many iterators were opened.
 
-    A cache keeps the order it was filled in, and each repetition draws a new one. `build_pipeline` does both.
+    Of several shuffles, only the last one draws when an iterator is opened: one before it, or in the second part of a
+    `concatenate`, draws when it is reached.
     """
-    if plan_of(dataset) is not None:
+    return len(_draws(dataset)) > 1 or _keeps_draws(dataset)
+
+
+def _keeps_draws(dataset: Any) -> bool:
+    """Whether a shuffle precedes a cache, which keeps its order, or a repeat, which draws a new one each time."""
+    if plan_of(dataset) is not None:  # `build_pipeline` does both
         return True
     keeping = (stage for stage in lineage(dataset) if _kind(stage) in ("CacheDataset", "RepeatDataset"))
     return any(_kind(earlier) == "ShuffleDataset" for stage in keeping for earlier in lineage(stage))
 
 
+def seeds_of(dataset: Any) -> list[list[int]]:
+    """Returns both halves of the seed of each stage that draws; Keras' loaders of folders draw one in each process."""
+    return [[int(stage._seed), int(stage._seed2)] for stage in _draws(dataset)]
+
+
 def draws_by_opening(dataset: Any) -> bool:
     """Whether each new iterator of a dataset, read or not, yields another order."""
-    return any(_kind(stage) in _DRAWING for stage in lineage(dataset)) and not all_counts(dataset)
+    return bool(_draws(dataset)) and not _keeps_draws(dataset)
 
 
 def is_complete(state: np.ndarray, dataset: Any) -> bool:
@@ -127,6 +138,10 @@ def is_complete(state: np.ndarray, dataset: Any) -> bool:
     shuffles = [stage for stage in lineage(dataset) if _kind(stage) == "ShuffleDataset"]
     cached = any(_kind(stage) == "CacheDataset" for stage in lineage(dataset))
     return not cached and state.tobytes().count(_COUNTER) >= len(shuffles)
+
+
+def _draws(dataset: Any) -> list[Any]:
+    return [stage for stage in lineage(dataset) if _kind(stage) in _DRAWING]
 
 
 def _kind(stage: Any) -> str:

@@ -24,6 +24,7 @@ from tfopt.checkpoint.datasets import (
     is_complete,
     iterations_before,
     obstacle,
+    seeds_of,
 )
 from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
@@ -57,6 +58,8 @@ class Position:
     """In an epoch, as far as Keras knows."""
     seen: int
     """Keras' count of batches read from the last iterator."""
+    seeds: list[list[int]] | None = None
+    """Of the stages of a `tf.data.Dataset` that draw; None in checkpoints of earlier versions, and of other data."""
 
 
 class DataPosition:
@@ -128,8 +131,12 @@ class DataPosition:
             reads=self._now()[: self._reading] if reading else self._now(),
             batches=self._epochs._num_batches,
             seen=self._epochs._steps_seen,
+            seeds=self._seeds(),
         )
         return asdict(position), arrays
+
+    def _seeds(self) -> list[list[int]] | None:
+        return seeds_of(self._dataset) if isinstance(self._dataset, tf.data.Dataset) and not self._plan else None
 
     def _way(self, iterator: Any) -> tuple[Way, dict[str, np.ndarray]]:
         if self._plan is not None:
@@ -278,6 +285,8 @@ class DataPosition:
             return "another kind of dataset than in the checkpoint"
         if now is not None and then is not None and now != then:
             return f"{now:,} batches an epoch, and {then:,} in the checkpoint"
+        if position.way == "skip" and position.seeds not in (None, self._seeds()):
+            return "a shuffle with another seed than in the checkpoint, such as one that is drawn in each process"
         if self._plan is not None and _CONTINUED in vars(self._dataset):
             return "a pipeline that an earlier fit of this script continued; build one for each fit"
         if not position.over and position.batch % self._epochs.steps_per_execution:
