@@ -208,7 +208,7 @@ def compared(found, passes, baseline):
             "epoch_ms": each,
             "tokens_per_second": 1e3 * found[name]["tokens"] / float(np.median(each)),
             "speed": against.ratio,
-            "interval": list(against.interval),
+            "interval": against.interval and list(against.interval),  # None for too few repeats to tell
         }
     return found
 
