@@ -108,3 +108,14 @@ def test_the_options_of_compile_are_those_that_the_repair_of_loss_scaling_has_no
     with repairs.LOSS_SCALING.during():
         model.compile("sgd", "mse", auto_scale_loss=scaled)
         assert isinstance(rebuilt(model).optimizer, keras.optimizers.LossScaleOptimizer) == scaled
+
+
+def test_weights_that_are_frozen_one_by_one_stay_so():
+    model = keras.Sequential([keras.Input((4,)), _L.Dense(3, name="first"), _L.Dense(2)])
+    model.get_layer("first").bias.trainable = False
+    model.compile("sgd", "mse")
+    copy = rebuilt(model)
+    assert [weight.trainable for weight in copy.weights] == [True, False, True, True]
+    before = copy.get_layer("first").bias.numpy()
+    copy.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    assert np.array_equal(copy.get_layer("first").bias, before)

@@ -45,6 +45,9 @@ def rebuilt(model: keras.Model, configs: Configs | None = None, kept: Kept | Non
         copy._dtype_policy = layer._dtype_policy
         if copy.trainable != layer.trainable:  # from the top down, since a model sets those of its layers
             copy.trainable = layer.trainable
+    for weight, copied in zip(model.weights, new.weights, strict=True):
+        if copied.trainable != weight.trainable:  # frozen one by one
+            copied.trainable = weight.trainable
     _compile(model, new)
     return new
 
