@@ -119,3 +119,21 @@ def test_weights_that_are_frozen_one_by_one_stay_so():
     before = copy.get_layer("first").bias.numpy()
     copy.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
     assert np.array_equal(copy.get_layer("first").bias, before)
+
+
+@pytest.mark.parametrize("by", ["names", "variables"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_no_weight_decay_reaches_stays_so(by, scaled):
+    """Where no gradient arrives, weight decay alone moves weights."""
+    model = keras.Sequential([keras.Input((4,)), _L.Dense(3, name="first"), _L.Dense(2, name="second")])
+    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.5)
+    excluded = {"var_names": ["bias"]} if by == "names" else {"var_list": [layer.bias for layer in model.layers]}
+    optimizer.exclude_from_weight_decay(**excluded)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, "mse", jit_compile=False)
+    for layer in model.layers:
+        layer.bias.assign(np.ones_like(layer.bias))
+    copy = rebuilt(model)
+    for each in (model, copy):
+        each.fit(np.ones((8, 4)), np.ones((8, 2)), sample_weight=np.zeros(8), verbose=0)
+    assert all(map(np.array_equal, copy.get_weights(), model.get_weights()))
+    assert np.array_equal(copy.get_layer("first").bias, np.ones(3))

@@ -218,6 +218,15 @@ def _compile(model: keras.Model, new: keras.Model) -> None:
     options["jit_compile"], options["run_eagerly"] = model.jit_compile, model.run_eagerly
     options["auto_scale_loss"] = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     new.compile(**options)
+    _exclude_alike(model, new)
+
+
+def _exclude_alike(model: keras.Model, new: keras.Model) -> None:
+    """Keeps variables out of the weight decay that the model's optimizer leaves out, which its config does not say."""
+    old, fresh = (getattr(each.optimizer, "inner_optimizer", each.optimizer) for each in (model, new))
+    if old is not None and "_exclude_from_weight_decay" in vars(old):
+        pairs = zip(model.weights, new.weights, strict=True)
+        fresh.exclude_from_weight_decay(var_list=[copy for weight, copy in pairs if not old._use_weight_decay(weight)])
 
 
 def _fresh(metric: Any) -> Any:
