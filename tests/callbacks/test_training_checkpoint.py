@@ -774,7 +774,6 @@ def test_state_that_no_variable_holds_is_refused(folder, kept, found, steps_per_
 
 
 def test_a_table_that_is_only_read_is_no_obstacle(folder):
-    """Another epoch continues from the checkpoint of the first one."""
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [2.0], tf.int64, tf.float32), 0.0)
 
     class Scaling(keras.layers.Layer):
@@ -783,8 +782,8 @@ def test_a_table_that_is_only_read_is_no_obstacle(folder):
 
     model = keras.Sequential([keras.Input((6,)), Scaling(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
-    fit(model, TrainingCheckpoint(folder, every_epochs=1), epochs=1)
-    assert len(checkpoint.available(folder)) == 1
+    fit(model, TrainingCheckpoint(folder, every_epochs=1), epochs=2)
+    assert len(checkpoint.available(folder)) == 2
 
 
 @pytest.mark.parametrize("other", [lambda folder: LocalSteps(4), keras.callbacks.BackupAndRestore])
@@ -924,10 +923,14 @@ def test_other_steps_per_execution_begin_the_epoch_again(folder, caplog):
     assert "Found: steps_per_execution=4 after 2 batches. The epoch starts over." in caplog.text
 
 
+@pytest.mark.parametrize("inner", [False, True])
 @pytest.mark.parametrize(("later", "first"), [(7, (1, 2)), (8, (1, 0))])
-def test_data_under_another_seed_begin_the_epoch_again(folder, caplog, later, first):
+def test_data_under_another_seed_begin_the_epoch_again(folder, caplog, inner, later, first):
+    """Those that are shuffled twice are resumed by their iterator's state."""
+
     def data(seed):
-        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=seed).batch(BATCH)
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=seed)
+        return (rows.shuffle(3, seed=1) if inner else rows).batch(BATCH)
 
     with pytest.raises(SystemExit):
         fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 1), data=data(7))

@@ -285,7 +285,7 @@ class DataPosition:
             return "another kind of dataset than in the checkpoint"
         if now is not None and then is not None and now != then:
             return f"{now:,} batches an epoch, and {then:,} in the checkpoint"
-        if position.way == "skip" and position.seeds not in (None, self._seeds()):
+        if position.seeds not in (None, self._seeds()):
             return "a shuffle with another seed than in the checkpoint, such as one that is drawn in each process"
         if self._plan is not None and _CONTINUED in vars(self._dataset):
             return "a pipeline that an earlier fit of this script continued; build one for each fit"
