@@ -177,11 +177,9 @@ def _read_header(path: str) -> _File:
     except OSError as error:
         raise PipelineError(f"Expected a .npy file at {path!r}. {error.strerror}. Check the path.") from error
     except (ValueError, SyntaxError, tokenize.TokenError) as error:
-        if zipfile.is_zipfile(path):
-            raise _archive(path) from error
-        raise PipelineError(
-            f"Expected a .npy file, as np.save writes it, at {path!r}. Cannot read its header: {error}. Write it again."
-        ) from error
+        names = _names_in_archive(path)
+        what = _archive(names) if names else f"Cannot read its header: {error}. Write it again."
+        raise PipelineError(f"Expected a .npy file, as np.save writes it, at {path!r}. {what}") from error
     _expect_mappable(path, shape, fortran, dtype)
     found = _File(path, offset, dtype, shape, file_stamps([path])[0])
     expected = found.offset + shape[0] * found.row_bytes
@@ -195,15 +193,21 @@ def _read_header(path: str) -> _File:
     return found
 
 
-def _archive(path: str) -> PipelineError:
-    """Returns the error for an .npz file, whose arrays cannot be mapped."""
-    with zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
+def _names_in_archive(path: str) -> list[str]:
+    """Returns the names of the arrays in an .npz file, which cannot be mapped; none for other files."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    except (zipfile.BadZipFile, OSError):
+        return []
+
+
+def _archive(names: list[str]) -> str:
+    """Says what to do with an archive of arrays."""
     listed = ", ".join(f"file[{name!r}]" for name in names[:_SHOWN])
-    return PipelineError(
-        f"Expected a .npy file, as np.save writes it, at {path!r}. Found an archive of {len(names):,} arrays. Load it "
-        f"with `file = np.load(path)`, and pass those that make up an example, such as ({listed}), or save each with "
-        "np.save."
+    return (
+        f"Found an archive of {len(names):,} arrays. Load it with `file = np.load(path)`, and pass those that make up "
+        f"an example, such as ({listed}), or save each with np.save."
     )
 
 

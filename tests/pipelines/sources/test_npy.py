@@ -282,6 +282,15 @@ def test_an_archive_is_refused_with_the_lines_that_read_it(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("length", [0, 3, 100, -60, -1])
+def test_an_archive_that_is_cut_is_named(tmp_path, length):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.arange(12), y=np.arange(6))
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(PipelineError, match=r"data\.npz'\. Cannot read its header"):
+        plan_pipeline(str(path), batch_size=2)
+
+
 @pytest.mark.parametrize(
     "header",
     [
