@@ -126,11 +126,11 @@ def dataset(examples: Any) -> Source:
             "If batches are your examples, as windows are, wrap it: Source(name='windows', dataset=lambda: dataset)."
         )
     _refuse_duplicates(examples)
-    examples = dense(examples)
-    cardinality = int(examples.cardinality())
+    elements = dense(examples)
+    cardinality = int(elements.cardinality())
     return Source(
         name="dataset",
-        dataset=lambda: examples,
+        dataset=lambda: elements,
         count=cardinality if cardinality >= 0 else None,
         resident=type(examples).__name__ in _RESIDENT,
     )

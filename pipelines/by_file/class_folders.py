@@ -47,11 +47,11 @@ def flat_images(folder: str) -> list[str]:
     entries = _entries(folder) if os.path.isdir(folder) else []
     if any(map(os.path.isdir, entries)):
         return []
-    return sorted(entry.path for entry in entries if _may_be_image(entry))
+    return sorted(entry.path for entry in entries if _leads_nowhere(entry) or _is_image_file(entry))
 
 
-def _may_be_image(entry: os.DirEntry[str]) -> bool:
-    return _leads_nowhere(entry) or (os.path.isfile(entry) and is_image(entry.path))
+def _is_image_file(entry: os.DirEntry[str]) -> bool:
+    return os.path.isfile(entry) and is_image(entry.path)
 
 
 def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
@@ -129,7 +129,7 @@ def _refuse_strays(entries: Sequence[os.DirEntry[str]], folder: str) -> None:
                 f"Expected class folders in {folder!r}. Found the link {entry.name!r} to {os.readlink(entry.path)!r}, "
                 "which is not there. Bring it back, or remove the link."
             )
-        if os.path.isfile(entry) and is_image(entry.path):
+        if _is_image_file(entry):
             raise PipelineError(
                 f"Expected images in class folders. The image {entry.path!r} is in no class folder. Move it into one, "
                 f"or out of {folder!r}."

@@ -57,9 +57,9 @@ def images(
             without a table.
         ValueError: If `classes` names none or one twice, or a table lacks a column.
         UnsupportedError: If pyarrow is not installed, for a CSV file.
-        PipelineError: If the folder does not exist, cannot be read, has no class, a class without images or one that is
-            not among `classes`, or holds splits, such as train and val, instead of classes; or if labels are missing,
-            not as many as paths, or not among `classes`.
+        PipelineError: If the folder does not exist, cannot be read, has no class, a class without images, one that is
+            not among `classes` or a link to one that is gone, or holds splits, such as train and val, instead of
+            classes; or if labels are missing, not as many as paths, or not among `classes`.
 
     Example:
         >>> from tfopt.pipelines import build_pipeline
