@@ -188,27 +188,27 @@ def test_the_plan_says_that_16_bits_become_8(tmp_path, bits):
     np.testing.assert_array_equal(image[0], pixels if bits == 8 else pixels >> 8)
 
 
-def frames_of(number, **options):
+def gif_of(number, **options):
     images = [Image.new("RGB", (8, 8), (99 * shade, 9, 9)) for shade in range(number)]
     return {"format": "GIF", "save_all": True, "append_images": images[1:], **options}, images[0]
 
 
-def grey_with(mode, **options):
+def png_of(mode, **options):
     return {"format": "PNG", **options}, Image.new(mode, (8, 8))
 
 
 LOST = {
-    "RGBA": (grey_with("RGBA"), "1 of 2 files have transparency, which is dropped"),
-    "grey with alpha": (grey_with("LA"), "transparency"),
-    "a transparent colour of a palette": (grey_with("P", transparency=0), "transparency"),
-    "RGB": (grey_with("RGB"), ""),
-    "palette": (grey_with("P"), ""),
-    "GIF of three frames": (frames_of(3), "1 of 2 files have several frames, of which the first is used"),
-    "GIF of three frames that shows once": (frames_of(3, comment=b"x" * 9000), "several frames"),
-    "GIF of three frames in a loop": (frames_of(3, loop=0), "several frames"),
-    "GIF with a transparent colour": (frames_of(1, transparency=0), "transparency"),
-    "GIF": (frames_of(1), ""),
-    "PNG of two frames": (grey_with("RGB", save_all=True, append_images=[Image.new("RGB", (8, 8), 9)]), "frames"),
+    "RGBA": (png_of("RGBA"), "1 of 2 files have transparency, which is dropped"),
+    "grey with alpha": (png_of("LA"), "transparency"),
+    "a transparent colour of a palette": (png_of("P", transparency=0), "transparency"),
+    "RGB": (png_of("RGB"), ""),
+    "palette": (png_of("P"), ""),
+    "GIF of three frames": (gif_of(3), "1 of 2 files have several frames, of which the first is used"),
+    "GIF of three frames that shows once": (gif_of(3, comment=b"x" * 9000), "several frames"),
+    "GIF of three frames in a loop": (gif_of(3, loop=0), "several frames"),
+    "GIF with a transparent colour": (gif_of(1, transparency=0), "transparency"),
+    "GIF": (gif_of(1), ""),
+    "PNG of two frames": (png_of("RGB", save_all=True, append_images=[Image.new("RGB", (8, 8), 9)]), "frames"),
 }
 
 
@@ -227,7 +227,7 @@ def test_the_plan_says_what_is_dropped_of_an_image(tmp_path, kind):
 @pytest.mark.parametrize("length", range(0, 48, 3))
 def test_a_gif_that_is_cut_in_its_first_frame_is_a_bad_file(tmp_path, length):
     (tmp_path / "a").mkdir()
-    options, image = frames_of(3)
+    options, image = gif_of(3)
     image.save(tmp_path / "a" / "x", **options)
     (tmp_path / "a" / "x").write_bytes((tmp_path / "a" / "x").read_bytes()[:length])
     with pytest.raises(PipelineError, match="Expected images that TensorFlow decodes"):
