@@ -137,3 +137,11 @@ def test_what_no_weight_decay_reaches_stays_so(by, scaled):
         each.fit(np.ones((8, 4)), np.ones((8, 2)), sample_weight=np.zeros(8), verbose=0)
     assert all(map(np.array_equal, copy.get_weights(), model.get_weights()))
     assert np.array_equal(copy.get_layer("first").bias, np.ones(3))
+
+
+def test_options_that_were_set_after_compile_hold():
+    model = keras.Sequential([keras.Input((4,)), _L.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=True, steps_per_execution=4)
+    model.jit_compile, model.run_eagerly, model.steps_per_execution = False, True, 8
+    copy = rebuilt(model)
+    assert (copy.jit_compile, copy.run_eagerly, copy.steps_per_execution) == (False, True, 8)

@@ -215,7 +215,8 @@ def _compile(model: keras.Model, new: keras.Model) -> None:
             "keras.saving.register_keras_serializable."
         ) from error
     options["metrics"], options["weighted_metrics"] = fresh
-    options["jit_compile"], options["run_eagerly"] = model.jit_compile, model.run_eagerly
+    for name in ("jit_compile", "run_eagerly", "steps_per_execution"):  # which may have been set since
+        options[name] = getattr(model, name)
     options["auto_scale_loss"] = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     new.compile(**options)
     _exclude_alike(model, new)
