@@ -176,6 +176,14 @@ def test_what_reaches_an_unknown_layer_is_left_by_name(unmeasured, layer, why):
     assert pruned.left["kept"].startswith(why)
 
 
+def test_single_weights_of_lora_layers_are_refused():
+    model = net(_L.Dense(8, name="lora"), _L.Dense(4))
+    model.get_layer("lora").enable_lora(2)
+    model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match=r"Found them in lora\. Save and load the model first"):
+        prune(model, data_for(model), structured=False)
+
+
 def test_quantized_and_lora_layers_are_left_by_name(unmeasured):
     names = ("int8", "before_lora", "lora", "cut")
     model = net(*(_L.Dense(8, name=name) for name in names))

@@ -34,7 +34,16 @@ def channel_masks(graph: Graph, cut: Numbers) -> list[Mask]:
 
 
 def weight_masks(model: keras.Model, sparsity: float) -> list[Mask]:
-    """Masks the smallest weights of each kernel, of which one stays; raises an UnsupportedError if there is none."""
+    """Masks the smallest weights of each kernel, of which one stays.
+
+    Raises:
+        UnsupportedError: If there is no kernel, or one to which a layer adds LoRA weights, with which it has no zeros.
+    """
+    if adapted := [path for layer, path in layer_paths(model).items() if getattr(layer, "lora_enabled", False)]:
+        raise UnsupportedError(
+            f"Expected layers without LoRA weights, to set weights to zero. Found them in {', '.join(adapted)}. Save "
+            "and load the model first, which adds them to the kernels."
+        )
     values = [(kernel, np.asarray(tf.cast(kernel.value, "float32"))) for kernel, _ in kernels(model)]
     if not values:
         raise UnsupportedError(
