@@ -15,12 +15,20 @@ from tfopt.pipelines.inspection.sample import MEASURED, SAMPLED
 from tfopt.pipelines.loaders.loader import is_loader
 from tfopt.pipelines.plan import PipelinePlan, plan_pipeline, unknown_option, warn_left_out
 from tfopt.pipelines.shared.elements import element_of, without_autograph
+from tfopt.pipelines.shared.epochs import Position
 from tfopt.pipelines.shared.nondeterminism import refuse_draws
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, expect_name
-from tfopt.pipelines.shared.position import START
 from tfopt.pipelines.shared.schedule import OwnTurns, Schedule, schedule
 from tfopt.pipelines.shared.seeding import mixed_seed
-from tfopt.pipelines.sources.parts import Part, mixing_place, own_count, share_mixture, take_part, take_positions
+from tfopt.pipelines.sources.parts import (
+    Part,
+    mixing_place,
+    own_count,
+    own_seed,
+    share_mixture,
+    take_part,
+    take_positions,
+)
 from tfopt.pipelines.sources.source import Source, named_leaves
 from tfopt.pipelines.stages.arrangement import plan_mixture, plan_part
 from tfopt.pipelines.stages.example_stages import Cache
@@ -103,7 +111,8 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
         options=replace(own, shuffle=False, bucket=False),
         facts=facts,
     )
-    return PipelinePlan(facts.source, chosen, plan_mixture(mixture, own, facts))
+    position = Position(own_seed(asked.seed, facts.part))
+    return PipelinePlan(facts.source, chosen, plan_mixture(mixture, own, facts), position)
 
 
 def _weights(parts: Any) -> list[float]:
@@ -150,7 +159,7 @@ def _plan(number: int, part: Any, asked: PipelineOptions, options: Choices) -> P
             f"Expected plans of single sources. Found a mixture as {name}. What to do: pass its parts, each with the "
             "product of both weights."
         )
-    if part.position != START:
+    if not part.position.is_start:
         raise UnsupportedError(
             f"Expected parts that begin at their start. Found {name} at {part.position}. What to do: move the whole "
             "mixture, with .at(epoch, batch) of its plan."
@@ -258,11 +267,11 @@ def _parts(
     taken_bytes = 0.0
     for number, (plan, facts) in enumerate(zip(plans, found, strict=True)):
         facts = replace(facts, used=facts.count)
-        own = None if facts.part is None else facts.part.own_seed(plan.options.seed)
-        options = replace(plan.options, remainder="keep", batch_size=asked.batch_size)
+        seed = own_seed(plan.options.seed, facts.part)
+        options = replace(plan.options, seed=seed, remainder="keep", batch_size=asked.batch_size)
         part = plan_part(
             f"part {number + 1}",
-            options if facts.part is None else replace(options, seed=own),
+            options,
             facts,
             share=turns.share(number),
             taken=taken[number],

@@ -4,22 +4,24 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 import tensorflow as tf
 
 from tfopt import checks
+from tfopt.model.batches import PLACE
 from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.inspection.facts import Facts, inspect_loader, inspect_source
+from tfopt.pipelines.shared.epochs import Place, Position, drawn_seed, reduced
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
-from tfopt.pipelines.shared.position import START, Position
+from tfopt.pipelines.sources.parts import own_seed
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.sources.split import take_split
 from tfopt.pipelines.stages.arrangement import plan_stages
-from tfopt.pipelines.stages.batch_stages import Batch, left_out
-from tfopt.pipelines.stages.from_position import described_position, expect_repeatable, start
+from tfopt.pipelines.stages.batch_stages import Workers, left_out
+from tfopt.pipelines.stages.from_position import batch_of, described_position, expect_repeatable, run_through
 from tfopt.pipelines.stages.loader_stages import choose_options, plan_loader
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.pipelines.text.tokens import tokens
@@ -50,10 +52,13 @@ class PipelinePlan(Shown):
     source: Source  # where the examples come from
     options: PipelineOptions  # what was asked for, and the `remainder` that suits the data
     stages: tuple[Stage, ...]  # in the order in which elements go through them; "order" and "memory" hold for all
-    position: Position = START  # where `at` has moved it
+    position: Position  # where it begins, which `at` moves
 
     def build(self) -> Any:
-        """Returns a new `tf.data.Dataset` of batches; its first iteration is the first epoch, or what is left of it.
+        """Returns a new `tf.data.Dataset` of batches.
+
+        Each iteration of it is an epoch, in an order and with draws of its own. An epoch begins when its first batch is
+        read: an iterator that is opened and not read is none, and one that is left early is followed by the next epoch.
 
         If several processes train together, the result is a distributed dataset of each one's part, for `fit`,
         `evaluate`, `predict` or a loop of your own under the strategy.
@@ -61,20 +66,29 @@ class PipelinePlan(Shown):
         Raises:
             ValueError: If what a cache on disk would hold can no longer be fingerprinted.
         """
-        flow = Flow(description=str(self))
-        stages: Sequence[Stage] = self.stages
-        if self.position != START:
-            stages = start(flow, stages, self.position)
-        for stage in stages:
-            stage.apply(flow)
-        dataset = flow.flush().with_options(flow.settings)
+        return self._built(once=False)
+
+    def first_epoch(self) -> Any:
+        """Returns the dataset of the first epoch alone, whose stages are not inside a function: for a profile."""
+        return self._built(once=True)
+
+    def _built(self, *, once: bool) -> Any:
+        given = self.position.seed
+        part = next((stage.part for stage in self.stages if isinstance(stage, Workers)), None)
+        seed = reduced((own_seed(drawn_seed(), part) if given is None else given) or 0)
+        flow = Flow(str(self), Place(replace(self.position, seed=seed), given=given is not None))
+        run_through(flow, self.stages, once=once)
+        dataset = flow.flush()
+        settings = [*(each.options() for each in flow.outside), flow.settings]
+        dataset = dataset.with_options(functools.reduce(tf.data.Options.merge, settings))
         for ending in flow.endings:
             dataset = ending(dataset, flow.settings)
-        setattr(dataset, _PLAN, self)  # for `plan_of`; datasets derived from this one have none
+        setattr(dataset, _PLAN, self)  # for `plan_of` and `place_of`; datasets derived from this one have none
+        setattr(dataset, PLACE, flow.place)
         # Training on a pipeline for evaluation, whose order stays the same, deserves Keras' warning.
         return mark_order_decided(dataset) if self.options.training or self.options.shuffle else dataset
 
-    def at(self, epoch: int = 0, batch: int = 0, *, opened: int | None = None) -> "PipelinePlan":
+    def at(self, epoch: int = 0, batch: int = 0) -> "PipelinePlan":
         """Returns the plan of the same pipeline from a position on, to resume an interrupted training.
 
         The first iteration of its dataset yields the rest of that epoch, and the next ones the whole epochs after it,
@@ -85,17 +99,12 @@ class PipelinePlan(Shown):
         The position is counted from the start of the dataset, also if this plan has been moved before.
 
         Args:
-            epoch: Iterations that were read before. Default: 0.
-            batch: Batches that were read of the next iteration; if those are all, the first iteration is empty.
-                Default: 0.
-            opened: Iterations that were begun before, read or not. Each takes one of the orders under the seed. Keras'
-                `fit` begins two an epoch and reads the first, if it knows the number of batches; under a
-                `tf.distribute` strategy it reads one more, to build the model. The very first iteration must have been
-                read, if any was. Default: `epoch`, as in a loop of your own.
+            epoch: Epochs that come before. Default: 0.
+            batch: Batches of the epoch that come before; if those are all, the first iteration is empty. Default: 0.
 
         Raises:
             TypeError: If a number is not an integer.
-            ValueError: If one is negative, `opened` is below `epoch`, or the epoch has fewer than `batch` batches.
+            ValueError: If one is negative, or the epoch has fewer than `batch` batches.
             UnsupportedError: If the batches may differ from run to run: something is drawn without a seed, the source
                 keeps no order, or a tf.data service makes the batches.
 
@@ -107,16 +116,12 @@ class PipelinePlan(Shown):
             >>> [batch.tolist() for batch in moved.as_numpy_iterator()] == second[2:]
             True
         """
-        epoch = checks.integer("epoch", epoch, "Pass the number of iterations that were read.", least=0)
-        steps = next(stage.steps for stage in self.stages if isinstance(stage, Batch))
+        epoch = checks.integer("epoch", epoch, "Pass the number of epochs that were read.", least=0)
+        steps = batch_of(self.stages).steps
         most = math.inf if steps is None else steps
         batch = checks.integer("batch", batch, "Pass how many were read of the epoch's batches.", least=0, most=most)
-        begun = epoch if opened is None else opened
-        begun = checks.integer(
-            "opened", begun, "Pass how many iterations were begun, those read included.", least=epoch
-        )
         expect_repeatable(self.stages)
-        return replace(self, position=Position(epoch, batch, begun))
+        return replace(self, position=replace(self.position, epoch=epoch, batch=batch))
 
     def stage(self, name: str) -> Stage:
         """Returns the first stage of this name.
@@ -132,7 +137,7 @@ class PipelinePlan(Shown):
     def __str__(self) -> str:
         kind = "Training" if self.options.training else "Evaluation"
         rows = [(stage.name, stage.setting, stage.reason) for stage in self.stages]
-        if self.position != START:
+        if not self.position.is_start:
             rows.insert(0, described_position(self.position, self.stages))
         return "\n".join([f"{kind} pipeline over {self.source.name}", *described(rows)])
 
@@ -141,8 +146,8 @@ class PipelinePlan(Shown):
         summary: dict[str, Any] = {"service": self.options.service}
         for stage in self.stages:
             summary |= stage.summary()
-        if self.position != START:
-            summary["position"] = asdict(self.position)
+        if not self.position.is_start:
+            summary["position"] = {"epoch": self.position.epoch, "batch": self.position.batch}
         stages = [stage.to_dict() for stage in self.stages]
         return {**summary, "options": self.options.to_dict(), "stages": stages}
 
@@ -157,6 +162,12 @@ def plan_of(dataset: Any) -> PipelinePlan | None:
         (2, None)
     """
     return getattr(dataset, _PLAN, None)
+
+
+def place_of(dataset: Any) -> Place:
+    """Returns where the next iteration begins of a dataset that `build` returned."""
+    place: Place = getattr(dataset, PLACE)
+    return place
 
 
 def _takes_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -280,7 +291,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     chosen = replace(asked, remainder=facts.last_batch[0])
     if asked.remainder is None:
         warn_left_out(chosen, facts)
-    return PipelinePlan(facts.source, chosen, plan_stages(chosen, facts))
+    return PipelinePlan(facts.source, chosen, plan_stages(chosen, facts), Position(own_seed(asked.seed, facts.part)))
 
 
 def warn_left_out(options: PipelineOptions, facts: Facts) -> None:
@@ -310,7 +321,7 @@ def _of_batches(source: Source, asked: PipelineOptions, given: Choices) -> Pipel
     """Returns the plan of a source that makes whole batches."""
     options = choose_options(source, asked, given)
     facts = inspect_loader(source, options)
-    return PipelinePlan(source, options, plan_loader(options, facts))
+    return PipelinePlan(source, options, plan_loader(options, facts), Position(options.seed))
 
 
 def _packed(source: Source, size: int, options: PipelineOptions) -> tuple[Source, PipelineOptions]:

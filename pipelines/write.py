@@ -15,6 +15,7 @@ from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.shared.elements import apply, element_of, first_line, size_bytes
+from tfopt.pipelines.shared.epochs import Epoch, reduced
 from tfopt.pipelines.shared.paths import as_path, expect_utf8
 from tfopt.pipelines.shared.seeding import part_seed, permutation, shuffle
 from tfopt.pipelines.sources.image_files import expect_image_bytes
@@ -154,7 +155,7 @@ def _encoding(source: Source, shuffle_seed: int | None) -> _Encoding:
 def _mixed(source: Source, dataset: Any, count: int | None, seed: int) -> Any:
     """Returns the raw elements, which may be paths or row numbers, in an order shuffled as far as memory allows."""
     if source.at is not None and count is not None:
-        return source.at(permutation(count, part_seed(seed, "mix"), reshuffle=False))
+        return source.at(permutation(count, Epoch.first(reduced(seed)).lasting_key("mix")))
     try:
         sizes = [
             size_bytes(element) for element in (source.sample(_SAMPLED) if source.sample else dataset.take(_SAMPLED))
@@ -165,7 +166,7 @@ def _mixed(source: Source, dataset: Any, count: int | None, seed: int) -> Any:
     if source.shuffled is not None:
         dataset = source.shuffled(part_seed(seed, "files"))
     # The buffer's table is allocated at once.
-    return shuffle(dataset, min(buffer, count or _MOST_UNKNOWN), part_seed(seed, "mix"), reshuffle=False)
+    return shuffle(dataset, min(buffer, count or _MOST_UNKNOWN), Epoch.first(reduced(seed)).lasting_key("mix"))
 
 
 def _decodes_like_records(source: Source, dataset: Any) -> bool:

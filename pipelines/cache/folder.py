@@ -27,7 +27,7 @@ from tfopt import checks
 from tfopt.files import lock, sync
 from tfopt.pipelines.shared.paths import kept, kept_of_images
 
-FORMAT = 4  # of the files; a new number gives new keys
+FORMAT = 5  # of the files; a new number gives new keys
 ROWS, INDEX = "rows.tfrecord", "index.json"
 _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"

@@ -18,17 +18,9 @@ from tfopt.model.batches import DEVICE_STAGE
 from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.placing import OnDevice, is_gpu
 from tfopt.pipelines.shared.elements import element_of, first_line, pad_batch, without_autograph
+from tfopt.pipelines.shared.epochs import Epoch, Place, in_epochs
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.position import Position, Turn
-from tfopt.pipelines.shared.seeding import (
-    call_in_turn,
-    in_batches,
-    moved,
-    part_seed,
-    permutation,
-    sequence,
-    with_random_bits,
-)
+from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, permutation, sequence, with_random_bits
 from tfopt.text import readable_bytes
 
 NOT_ATTACHED = (
@@ -51,7 +43,7 @@ class DeviceStage:
         spec: The element spec of an example, static.
         element_spec: The element spec of the batches.
         settings: The `tf.data.Options` of the pipeline.
-        position: Where the `elements` begin.
+        place: Where iterations of the `elements` begin.
     """
 
     def __init__(
@@ -65,12 +57,12 @@ class DeviceStage:
         held: OnDevice,
         settings: Any,
         steps: int,
-        position: Position,
+        place: Place,
     ):
         self.element_spec = element_spec
         self.steps = steps
         self.device, self.only = held.device, held.only
-        self.elements = _elements(count, steps, options, held.device, settings, position)
+        self.elements = _elements(count, steps, options, held.device, settings, place)
         self._chunks, self._spec, self._count = chunks, spec, count
         self._first, *self._later = batch_functions(options, held.obstacles, spec)
         self._by_size: dict[int, Any] = {}
@@ -182,26 +174,23 @@ def refusing(dataset: Any) -> Any:
     return dataset.map(refuse, name="attach")
 
 
-def _elements(count: int, steps: int, options: PipelineOptions, device: str, settings: Any, position: Position) -> Any:
+def _elements(count: int, steps: int, options: PipelineOptions, device: str, settings: Any, place: Place) -> Any:
     """Returns the dataset of what makes a batch: its indices, and random bits if a function of it takes a seed."""
     every_full = options.remainder == "drop" or count % options.batch_size == 0
-    turns = position.turns(options.batch_size)
-    first, later = (_indices(count, options, turn) for turn in turns)
-    indices = moved(first, later) if position.batch else first
-    elements = in_batches(indices, options.batch_size, full=every_full)
-    if any(function.seeded for function in options.augmentations):
-        seed = part_seed(options.seed, "batch")
-        elements = with_random_bits(elements, seed, opened=position.opened, skipped=position.batch, once=True)
-    else:
-        elements = elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
-    elements = elements.prefetch(tf.data.AUTOTUNE).with_options(settings)
+
+    def of_epoch(epoch: Epoch) -> Any:
+        skipped = epoch.batch * options.batch_size
+        if options.shuffle:
+            indices = permutation(count, epoch.key("shuffle"), skipped=skipped)
+        else:
+            indices = sequence(count, skipped=skipped)
+        elements = in_batches(indices, options.batch_size, full=every_full)
+        if any(function.seeded for function in options.augmentations):
+            return with_random_bits(elements, epoch.key("batch"), skipped=epoch.batch)
+        return elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
+
+    elements = in_epochs(place, of_epoch, steps).prefetch(tf.data.AUTOTUNE).with_options(settings)
     return copy_ahead(elements, device, steps) if is_gpu(device) else elements
-
-
-def _indices(count: int, options: PipelineOptions, turn: Turn) -> Any:
-    if not options.shuffle:
-        return sequence(count, skipped=turn.examples)
-    return permutation(count, part_seed(options.seed, "shuffle"), opened=turn.opened, skipped=turn.examples)
 
 
 def _load(chunks: Any, spec: Any, count: int, device: str) -> list[Any]:

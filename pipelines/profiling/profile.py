@@ -14,12 +14,11 @@ from tfopt.hardware import host
 from tfopt.pipelines.cache.folder import read_index
 from tfopt.pipelines.inspection.sample import open_source
 from tfopt.pipelines.inspection.tracing import trace
-from tfopt.pipelines.plan import PipelinePlan
+from tfopt.pipelines.plan import PipelinePlan, plan_of
 from tfopt.pipelines.profiling.pipeline_profile import PipelineProfile, StageProfile
 from tfopt.pipelines.profiling.sampled_run import Node, Run, endless, run_passes, run_unfused
 from tfopt.pipelines.profiling.stage_names import READ, StageNames
 from tfopt.pipelines.shared.nondeterminism import lineage, runs_python
-from tfopt.pipelines.shared.position import START
 from tfopt.pipelines.stages.device_stages import CopyToDevice
 from tfopt.pipelines.stages.example_stages import Cache, FunctionStage
 from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
@@ -38,10 +37,10 @@ _HAND_OVER = ""  # stands for what is not a stage's work
 def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfile:
     """Runs an input pipeline alone, without a model; reports what each stage costs and which one limits it.
 
-    Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan is built again from its start, so that the
-    pipeline in training keeps its state; its shuffle draws from a small buffer, which costs the same per element. A
-    complete cache on disk is read, and otherwise nothing is written. docs/profiling.md says which pass over the data is
-    measured.
+    Use it when `ThroughputLogger` shows a high `input_wait_percent`. A plan, or that of a dataset from
+    `build_pipeline`, is built again from its start, so that the pipeline in training keeps its place. Its shuffle draws
+    from a small buffer, which costs the same per element. A complete cache on disk is read, and otherwise nothing is
+    written. docs/profiling.md says which pass over the data is measured.
 
     Args:
         plan_or_dataset: A `PipelinePlan`, or any `tf.data.Dataset` of batches; the first dimension of an element's
@@ -66,8 +65,9 @@ def profile_pipeline(plan_or_dataset: Any, seconds: float = 5) -> PipelineProfil
         True
     """
     seconds = checks.number("seconds", seconds, "Pass a duration, such as 5.", above=0)
-    if isinstance(plan_or_dataset, PipelinePlan):
-        return _profile_plan(replace(plan_or_dataset, position=START), seconds)
+    plan = plan_or_dataset if isinstance(plan_or_dataset, PipelinePlan) else plan_of(plan_or_dataset)
+    if plan is not None:
+        return _profile_plan(plan, seconds)
     if isinstance(plan_or_dataset, tf.data.Dataset):
         return _profile_dataset(plan_or_dataset, seconds)
     raise TypeError(
@@ -183,7 +183,7 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
 
     if any(isinstance(stage, Mixture) for stage in plan.stages):
         adapted, unwritten = _to_run(plan, [])
-        profile = replace(_profile_dataset(adapted.build(), seconds), name=plan.source.name)
+        profile = replace(_profile_dataset(adapted.first_epoch(), seconds), name=plan.source.name)
         return replace(profile, first_pass=True) if unwritten else profile
 
     def unfused(run: Run) -> dict[str, float]:
@@ -193,7 +193,7 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
 
     sources: list[Any] = []
     adapted, unwritten = _to_run(plan, sources)
-    profile, _ = _profile(plan.source.name, adapted.build(), sources, seconds, unfused)
+    profile, _ = _profile(plan.source.name, adapted.first_epoch(), sources, seconds, unfused)
     profile = replace(profile, remedy=_python(_working(plan, sources, profile.limiting)) or remedy(plan, profile))
     return replace(profile, first_pass=True) if unwritten else profile  # later passes would have read the cache
 

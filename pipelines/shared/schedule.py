@@ -42,7 +42,7 @@ class Schedule:
 
     def counts(self, turns: Any) -> list[Any]:
         """Returns how many of the first so many turns each part has; of an array of numbers, arrays."""
-        periods, left = divmod(turns, self.period)
+        periods, left = turns // self.period, turns % self.period
         counts = [periods * weight for weight in self.weights]
 
         def count(node: "_Node", turns: Any) -> None:
@@ -76,7 +76,7 @@ class Schedule:
 
         return turn(_tree(self.weights), numbers % self.period)
 
-    def dataset(self, first: int, end: int | None) -> Any:
+    def dataset(self, first: Any, end: int | None) -> Any:
         """Returns a dataset of which part has each turn from `first` on, to before `end`; endless for None."""
         stop = tf.int64.max - _CHUNK if end is None else end
 
@@ -109,9 +109,12 @@ class OwnTurns(Schedule):
         """As `Schedule.turns`."""
         return Schedule.turns(self, self.of_whole(numbers))
 
-    def counts(self, turns: int) -> list[int]:
-        """As `Schedule.counts`."""
-        return np.bincount(self.turns(np.arange(turns)), minlength=len(self.weights)).tolist()
+    def counts(self, turns: Any) -> list[Any]:
+        """As `Schedule.counts`, of an integer or of an int64 scalar in a graph."""
+        if isinstance(turns, int):
+            return np.bincount(self.turns(np.arange(turns)), minlength=len(self.weights)).tolist()
+        chosen = self.turns(tf.range(turns))
+        return [tf.math.count_nonzero(tf.equal(chosen, part)) for part in range(len(self.weights))]
 
     def taken(self, turns: int) -> list[Any]:
         """Returns which examples of each part the first so many turns take, in int64 arrays."""

@@ -54,11 +54,12 @@ class Part:
         """Examples that full batches of this part take."""
         return self.size * self.batches
 
-    def own_seed(self, seed: int | None) -> int | None:
-        """Returns this process' seed: with a common one, all would draw the same augmentation at the same time."""
-        if seed is None:
-            return None
-        return int(np.random.SeedSequence((seed, self.index)).generate_state(1)[0] >> 1)
+
+def own_seed(seed: int | None, part: Part | None) -> int | None:
+    """Returns this process' seed: with a common one, all would draw the same augmentation at the same time."""
+    if seed is None or part is None:
+        return seed
+    return int(np.random.SeedSequence((seed, part.index)).generate_state(1)[0] >> 1)
 
 
 def take_part(source: Source, options: PipelineOptions, *, one_by_one: bool = False) -> tuple[Source, Part | None]:
@@ -338,7 +339,6 @@ def _chosen(
         sample=source.sample or (lambda limit: source.dataset().take(limit)),
         shuffled=None,
         pools=None,
-        keeps_order=source.at is None,
         at=None if source.at is None else read_at,
         part=None,
         packed=None,

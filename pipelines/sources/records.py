@@ -309,7 +309,7 @@ def _fingerprint(files: list[RecordFile], functions: Any) -> Any:
 def _read_at(chosen: _Chosen, positions: Any) -> Any:
     """Returns the records at these positions, as `Source.at` does."""
     firsts = np.cumsum([0, *(len(offsets) - 1 for offsets in chosen.offsets)])[:-1]  # in each file
-    with tf.device("CPU:0"):  # captured, not copied into the graph
+    with tf.init_scope(), tf.device("CPU:0"):  # captured, not copied into the graph
         begins = tf.constant(np.concatenate([offsets[:-1] for offsets in chosen.offsets]))
     (paths,) = chosen.pieces
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.pipelines.shared.epochs import Epoch
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
 
@@ -25,7 +26,7 @@ class Pools:
     size: int  # elements of a pool, about
     # Given a dataset of random numbers (int64 scalars) and how many elements to leave out at first, returns a dataset
     # of batches of any length: for each number all raw elements, in the random order that follows from it.
-    read: Callable[[Any, int], Any]
+    read: Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,8 @@ class Source:
 
     at: Callable[[Any], Any] | None = None
     """Given a dataset of positions (int64 scalars below `count`), returns one of the raw elements there, in that order,
-    for pipelines that shuffle: they draw a permutation of all positions. Default: a buffer mixes `shuffled`."""
+    for pipelines that shuffle: they draw a permutation of all positions. Called in the graph of an epoch, where nothing
+    can be asked of the dataset. Default: a buffer mixes `shuffled`."""
 
     pools: Pools | None = None
     """Optional, for speed, where elements are cheap to read many at a time: pipelines that shuffle take pools in place
@@ -113,9 +115,6 @@ class Source:
     packed: Callable[[int, Any], "Source"] | None = None
     """If elements are documents of tokens: given a length and the numbers of some, or a slice, returns these packed
     into rows of that length, for `pack`."""
-
-    keeps_order: bool = False
-    """Whether elements must be read in one order, since they are chosen by their place in it."""
 
     batched: bool = False
     """Whether elements are whole batches, which the pipeline yields as they are."""
@@ -216,7 +215,7 @@ def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: int | N
     With a seed, the order is the same on every iteration.
     """
     count = int(pieces.cardinality())
-    order = shuffle(pieces, count, seed, reshuffle=seed is None)
+    order = pieces.shuffle(count) if seed is None else shuffle(pieces, count, Epoch.first(seed).lasting_key("files"))
     parallel = {"cycle_length": min(count, most), "block_length": block, "num_parallel_calls": tf.data.AUTOTUNE}
     return order.interleave(read, **parallel)
 

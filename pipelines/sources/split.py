@@ -86,7 +86,6 @@ def _only(source: Source, chosen: Any, count: int) -> Source:
         sample=None,
         shuffled=None,
         pools=None,
-        keeps_order=at is None,
         part=None,
         checked=None,
         fingerprint=None if fingerprint is None else lambda: [fingerprint(), chosen],

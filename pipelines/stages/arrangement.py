@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from tfopt.pipelines.cache.choice import choose_cache
 from tfopt.pipelines.device.placing import OnDevice, choose_placement, is_gpu
 from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.epochs import Place, Position, in_epochs
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.position import Turn
+from tfopt.pipelines.sources.parts import own_seed
 from tfopt.pipelines.stages.batch_stages import (
     find_held_mib,
     plan_batch,
@@ -29,7 +30,7 @@ from tfopt.pipelines.stages.example_stages import (
 )
 from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
 from tfopt.pipelines.stages.order_stages import Shuffle, plan_reading, plan_shuffle
-from tfopt.pipelines.stages.stage import Stage
+from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.text import percent
 
 
@@ -40,7 +41,7 @@ class ExampleStages:
     ordered: tuple[Stage, ...]  # all of them, as elements go through them
     whole: tuple[Stage, ...]  # functions that follow the batch, since they take whole ones
     loading: tuple[Stage, ...]  # those that make examples, without a shuffle
-    reading: list[Stage]
+    reading: tuple[Stage, ...]
     cache: Cache
     shuffle: Shuffle
 
@@ -66,16 +67,20 @@ def plan_examples(
     shuffle = plan_shuffle(options, facts, cache)
     reading = plan_reading(options, facts, cache.choice)
     before, after = plan_functions(options, facts, cache.choice)
-    loading = (*reading, *before, cache if cache.choice.folder is not None else cache.without(), *after)
+    # On a device examples lie in the source's order, or in that of a cache on disk.
+    if cache.choice.folder is not None:
+        loading: tuple[Stage, ...] = (*reading, *before, cache, *after)
+    else:
+        loading = (reading[0].in_own_order(), *before, cache.without(), *after)
     augment = plan_augment(options, by_batch=False)
     whole: list[Stage] = []
     alone = cache.choice.on is not None or augment or facts.check is not None or (options.shuffle and not shuffle.first)
     while not (alone or mixed) and after and isinstance(last := after[-1], ManyAtOnce):
         # No single examples come between: the function gets the batches themselves.
-        after, whole = after[:-1], [last.with_batches(options), *whole]
+        after, whole = after[:-1], [last.with_batches(), *whole]
     if options.service is not None:
         # On its workers, chunks of records lost examples and gave others twice.
-        after = [stage.one_by_one(options) if isinstance(stage, ManyAtOnce) else stage for stage in after]
+        after = [stage.one_by_one() if isinstance(stage, ManyAtOnce) else stage for stage in after]
     if cache.choice.on is not None:
         examples: list[Stage] = [*before, cache, shuffle, *after]
     elif shuffle.first:
@@ -87,10 +92,9 @@ def plan_examples(
 
 def plan_stages(asked: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
     """Returns all stages of a pipeline over one source."""
-    options = asked if facts.part is None else replace(asked, seed=facts.part.own_seed(asked.seed))
+    options = replace(asked, seed=own_seed(asked.seed, facts.part))
     placement = choose_placement(options, facts)
     examples = plan_examples(options, facts, placement.held)
-    choice = examples.cache.choice
     batch = plan_batch(options, facts)
     return (
         *examples.ordered,
@@ -103,7 +107,7 @@ def plan_stages(asked: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
         plan_prefetch(options),
         plan_device(placement, facts),
         *plan_overlap(options, facts, placement.held, examples.loading),
-        plan_order(asked, facts.source, choice),
+        plan_order(asked),
         plan_memory(options, facts, _held_mib(facts, examples, placement.device)),
     )
 
@@ -132,7 +136,10 @@ def plan_part(
         held_mib=_held_mib(facts, examples, None),
         element_spec=None,
     )
-    return replace(part, element_spec=part.examples(part.cached(""), Turn(times=1)).element_spec)
+    flow = Flow("", Place(Position(0)))
+    cached = part.cached(flow)
+    epochs = in_epochs(flow.place, lambda epoch: part.examples(cached, epoch), None)  # nothing is drawn for the spec
+    return replace(part, element_spec=epochs.element_spec)
 
 
 def plan_mixture(mixture: Mixture, asked: PipelineOptions, facts: Facts) -> tuple[Stage, ...]:
@@ -140,15 +147,6 @@ def plan_mixture(mixture: Mixture, asked: PipelineOptions, facts: Facts) -> tupl
     parts = mixture.parts
     placement = choose_placement(asked, facts)
     held = [part.held_mib for part in parts]
-    orders = [plan_order(part.options, part.facts.source, part.cache) for part in parts]
-    order = orders[0]
-    if any(part.times > 1 for part in parts):
-        # Otherwise an example could come in the reading before or after its own.
-        order = replace(order, deterministic=True, setting="kept", reason="each reading of a part is whole")
-    elif any(order.deterministic for order in orders):
-        order = replace(order, deterministic=True, setting="kept", reason="as in the parts")
-    if asked.seed is not None:
-        order = plan_order(asked, facts.source, parts[0].cache)
     return (
         *parts,
         mixture,
@@ -159,7 +157,7 @@ def plan_mixture(mixture: Mixture, asked: PipelineOptions, facts: Facts) -> tupl
         *plan_padding(asked),
         plan_prefetch(asked),
         plan_device(placement, facts),
-        order,
+        plan_order(asked),
         plan_memory(asked, facts, None if None in held else sum(filter(None, held))),
     )
 

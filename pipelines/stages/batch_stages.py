@@ -17,7 +17,7 @@ from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches
 from tfopt.pipelines.sources.parts import Part, distributed
-from tfopt.pipelines.sources.source import HELD, Source
+from tfopt.pipelines.sources.source import HELD
 from tfopt.pipelines.stages.buckets import WINDOW, bucketed, choose_boundaries, lengths_of
 from tfopt.pipelines.stages.example_stages import FunctionStage, plan_augment
 from tfopt.pipelines.stages.order_stages import SMALL_BYTES, Mix, Shuffle
@@ -37,6 +37,7 @@ class Batch(Stage):
 
     size: int
     steps: int | None  # batches per epoch
+    length: int | None  # the same of this process alone; None if unknown
     full: bool  # whether all batches are full once they leave this stage, or the service
     served: bool  # whether the batches come from a service, whose workers each have a last one
     pinned: bool  # whether to make them by a map-and-batch, whose memory is pinned for the copy to a GPU
@@ -88,7 +89,7 @@ class Workers(Stage):
     def apply(self, flow: Flow) -> None:
         """Ends the part where that of another process ends, and hands it to the strategy last of all."""
         part = self.part
-        flow.dataset = flow.flush().take(part.batches)
+        flow.dataset = flow.flush().take(tf.maximum(part.batches - flow.expected_epoch.batch, 0))
         flow.endings.append(lambda dataset, settings: distributed(dataset, part))
 
 
@@ -187,12 +188,20 @@ def plan_batch(options: PipelineOptions, facts: Facts) -> Batch:
         reason=reason,
         size=size,
         steps=steps,
+        length=length_of(facts),
         full=full,
         served=served,
         pinned=facts.pinned and not served,
         padded=options.pad is not None,
         boundaries=boundaries,
     )
+
+
+def length_of(facts: Facts) -> int | None:
+    """Returns how many batches of an epoch this process makes; None if unknown."""
+    if facts.infinite:
+        return int(tf.data.INFINITE_CARDINALITY)
+    return facts.steps if facts.part is None else facts.part.batches
 
 
 def _boundaries(options: PipelineOptions, facts: Facts) -> tuple[int, ...]:
@@ -306,25 +315,18 @@ def plan_prefetch(options: PipelineOptions) -> Stage:
     return PrefetchBatches(name="prefetch", setting=setting, reason=reason, batches=options.prefetch)
 
 
-def plan_order(options: PipelineOptions, source: Source, cache: CacheChoice) -> Order:
+def plan_order(options: PipelineOptions) -> Order:
     """Returns the stage "order"."""
-    deterministic = options.service is None
     if options.service is not None:
         setting, reason = "free", "the service's workers deliver as they go, differently on each run"
     elif options.seed is not None:
         setting = f"seed {options.seed}"
         reason = "the same elements, order and augmentation on every run"
-    elif not options.training or not options.shuffle:
-        setting, reason = "kept", "training=False" if not options.training else "shuffle=False"
-    elif cache.folder is not None:
-        # Such a cache goes on with the source where it ends: both need one order.
-        setting, reason = "kept", "shuffled without a seed; what is cached on disk keeps one order before that"
-    elif source.keeps_order:
-        setting, reason = "kept", "shuffled without a seed; what is read is chosen by its place in the source"
+    elif options.training and options.shuffle:
+        setting, reason = "drawn", "shuffled by a random seed, which tfopt.callbacks.TrainingCheckpoint saves"
     else:
-        deterministic = False
-        setting, reason = "free", "shuffled without a seed: no element waits for a slower one"
-    return Order(name="order", setting=setting, reason=reason, deterministic=deterministic)
+        setting, reason = "kept", "training=False" if not options.training else "shuffle=False"
+    return Order(name="order", setting=setting, reason=reason, deterministic=options.service is None)
 
 
 def plan_memory(options: PipelineOptions, facts: Facts, held_mib: float | None) -> Memory:

@@ -67,7 +67,7 @@ def bucketed(examples: Any, size: int, boundaries: tuple[int, ...], *, full: boo
     """
     spec = examples.element_spec
     varying = set(_varying(spec))
-    count = int(examples.cardinality())
+    count = int(examples.cardinality()) if tf.executing_eagerly() else -1
 
     @without_autograph
     def batches(*parts: Any) -> Any:

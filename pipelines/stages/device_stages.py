@@ -49,7 +49,7 @@ class Overlap(Stage):
 
     def _attached(self, dataset: Any, settings: Any, whole: Flow) -> Any:
         count = self.facts.used or 0
-        flow = Flow(whole.description)
+        flow = Flow(whole.description, whole.place)
         for stage in self.loading:
             stage.apply(flow)
         examples = flow.flush()
@@ -64,7 +64,7 @@ class Overlap(Stage):
             held=self.held,
             settings=settings,
             steps=self.facts.steps or 0,
-            position=whole.position,
+            place=whole.place,
         )
         batches = NotAttached(dataset) if self.held.only else dataset
         setattr(batches, DEVICE_STAGE, stage_of_device)  # for `stage_of`; datasets derived from this one have none

@@ -1,6 +1,5 @@
 """The stages of single examples: decode, crop, transform, cache and augment."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.inspection.sample import ShapeCheck
 from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.stages.stage import Flow, MapGroup, Stage
+from tfopt.pipelines.stages.stage import Flow, Stage
 
 _CHUNK_BYTES = 2**20  # of examples that are decoded at once
 _AT_ONCE_SECONDS = 0.1  # to compute the examples of a cache on disk that are written together
@@ -24,15 +23,15 @@ _AT_ONCE_SECONDS = 0.1  # to compute the examples of a cache on disk that are wr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionStage(Stage):
-    """Calls a function on each example, or on each batch; neighbours of one group share a map."""
+    """Calls a function on each example, or on each batch; neighbours that draw by one key share a map."""
 
     function: StageFunction
-    group: MapGroup
+    draws: str  # by the key of "crop" or "augment", or of "batch" for functions of whole batches
     check: ShapeCheck | None = None  # of what it returns
 
     def apply(self, flow: Flow) -> None:
         """Adds the function to the map of its group."""
-        flow.call(self.function, self.group)
+        flow.call(self.function, self.draws)
         if self.check is not None:
             flow.check = self.check
 
@@ -52,14 +51,18 @@ class ManyAtOnce(Stage):
         if self.check is not None:
             flow.check = self.check
 
-    def with_batches(self, options: PipelineOptions) -> FunctionStage:
-        """Returns the stage that calls the function with the batches themselves."""
-        return _stage(self.function, "whole batches", self.reason, MapGroup("batch", options.seed))
+    @property
+    def at_once(self) -> int:
+        """As its `size` says."""
+        return self.size
 
-    def one_by_one(self, options: PipelineOptions) -> FunctionStage:
+    def with_batches(self) -> FunctionStage:
+        """Returns the stage that calls the function with the batches themselves."""
+        return _stage(self.function, "whole batches", self.reason, "batch")
+
+    def one_by_one(self) -> FunctionStage:
         """Returns the stage that calls the function with one example at a time."""
-        group = MapGroup("crop", options.seed, served=options.service is not None)
-        stage = _stage(StageFunction(self.name, self.single), "parallel", self.reason, group)
+        stage = _stage(StageFunction(self.name, self.single), "parallel", self.reason, "crop")
         return replace(stage, check=self.check)
 
 
@@ -119,18 +122,12 @@ class Cache(Stage):
         return replace(self, choice=replace(self.choice, on=None), key=None)
 
 
-def chunk_of(stages: Sequence[Stage]) -> int:
-    """Returns how many examples functions among these stages take at once; all of them take as many."""
-    return next((stage.size for stage in stages if isinstance(stage, ManyAtOnce)), 1)
-
-
 def plan_functions(
     options: PipelineOptions, facts: Facts, cache: CacheChoice
 ) -> tuple[list[FunctionStage | ManyAtOnce], list[FunctionStage | ManyAtOnce]]:
     """Returns the stages up to the cache, and those after it; all of them after it if there is none."""
     source, crop = facts.source, options.crop
     cached = cache.on is not None
-    group = MapGroup("crop", options.seed, served=options.service is not None)
     # A crop after the cache cuts from whole decoded images.
     fused = crop is not None and source.encoded is not None and not (crop.random and cached)
     stages: list[FunctionStage | ManyAtOnce] = []
@@ -140,7 +137,7 @@ def plan_functions(
         stages.append(_many_at_once(function, decode, options, facts, "quicker than one by one"))
     elif decode is not None:
         function = StageFunction("decode", decode)
-        stages.append(_stage(function, "parallel", "as many calls at once as pay", group))
+        stages.append(_stage(function, "parallel", "as many calls at once as pay", "crop"))
     at = len(stages)
     if crop is not None:
         call = partial(crop_example, crop=crop, crop_with=options.crops_with, only_jpeg=source.only_jpeg)
@@ -151,14 +148,14 @@ def plan_functions(
         moved = ", ".join(sorted(name for name, moves in options.crops_with.items() if moves))
         reason += f"; cropped with the image: {moved}" if moved else ""
         reason += "; of a JPEG only the crop is decoded" if fused else ""
-        stages.append(_stage(function, setting, reason, group))
+        stages.append(_stage(function, setting, reason, "crop"))
         at += not crop.random
     transform = options.transformation
     if transform is not None and transform.by_batch:
         reason = f"{transform.name}, deterministic, parallel"
         stages.append(_many_at_once(transform, _alone(transform.call), options, facts, reason))
     elif transform is not None:
-        stages.append(_stage(transform, transform.name, "deterministic, parallel", group))
+        stages.append(_stage(transform, transform.name, "deterministic, parallel", "crop"))
     if stages:
         stages[-1] = replace(stages[-1], check=facts.check)
     if not cached:
@@ -194,15 +191,13 @@ def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> C
 
 def plan_augment(options: PipelineOptions, *, by_batch: bool) -> list[FunctionStage]:
     """Returns the stages "augment" of functions that take single examples, or of those that take batches."""
-    served = options.service is not None and not by_batch
-    group = MapGroup("batch" if by_batch else "augment", options.seed, served=served)
     when = "" if options.training else "; runs with training=False too"
     return [
         _stage(
             function,
             function.name,
             f"runs again in each epoch, parallel{'; a fresh seed each time' if function.seeded else ''}{when}",
-            group,
+            "batch" if by_batch else "augment",
         )
         for function in options.augmentations
         if function.by_batch is by_batch
@@ -235,5 +230,5 @@ def _many_at_once(
     )
 
 
-def _stage(function: StageFunction, setting: str, reason: str, group: MapGroup) -> FunctionStage:
-    return FunctionStage(name=function.stage, setting=setting, reason=reason, function=function, group=group)
+def _stage(function: StageFunction, setting: str, reason: str, draws: str) -> FunctionStage:
+    return FunctionStage(name=function.stage, setting=setting, reason=reason, function=function, draws=draws)

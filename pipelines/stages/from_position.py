@@ -1,57 +1,95 @@
-"""A pipeline that begins in the middle: whether it can, what the plan says of it, and the two datasets it joins."""
+"""Epochs of a pipeline, from any position: whether it has one, what the plan says of it, and how stages make them."""
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.epochs import Epoch, Position, Readings, in_epochs
 from tfopt.pipelines.shared.nondeterminism import CHANGING
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.position import Position
-from tfopt.pipelines.shared.seeding import moved
-from tfopt.pipelines.stages.batch_stages import Batch, Workers
+from tfopt.pipelines.stages.batch_stages import Batch, PrefetchBatches, Service
 from tfopt.pipelines.stages.buckets import WINDOW
-from tfopt.pipelines.stages.example_stages import Cache, chunk_of
+from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
 from tfopt.pipelines.stages.order_stages import Read
 from tfopt.pipelines.stages.stage import Flow, Stage, all_of, split_at_cache
 
 
 def expect_repeatable(stages: Sequence[Stage]) -> None:
-    """Refuses a pipeline whose batches may differ the next time it is built.
+    """Refuses a pipeline whose batches may differ in another process.
 
     Raises:
         UnsupportedError: If there is any reason for that.
     """
-    made = (stage for stage in all_of(stages) if isinstance(stage, Cache | Mixture))
-    for found, remedy in (each for stage in made for each in _obstacles(stage.options, stage.facts)):
+    for found, remedy in (*_unseeded(stages), *_obstacles(stages)):
         raise UnsupportedError(
             f"Expected a pipeline that yields the same batches each time, to begin at a position. Found {found}. "
             f"What to do: {remedy}"
         )
 
 
-def _obstacles(options: PipelineOptions, facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yields what was found, and what to do."""
-    if options.service is not None:
-        yield "a tf.data service, whose workers deliver in any order", "leave `service` out."
-    if facts.source.changes:
-        remedy = "pass a keras.utils.PyDataset whose batches depend on their index alone, or another source."
-        yield facts.source.changes, remedy
-    random_crop = options.crop is not None and options.crop.random
-    draws = {"a shuffle": options.shuffle, "an `augment`": options.augmentations, "a RandomCrop": random_crop}
-    for what in (what for what, is_there in draws.items() if is_there and options.seed is None):
-        yield f"{what} without a seed", "pass seed=, from the start of the training on."
-    for place, findings in (("the source", facts.in_source), ("`transform`", facts.traced.in_transform)):
-        for found in findings:
-            if found.kind in CHANGING:
-                yield f"{found} in {place}", "take it out, and leave order and draws to `shuffle`, `augment` and seed=."
+def is_repeatable(stages: Sequence[Stage]) -> bool:
+    """Whether batches follow from the position alone, whose seed may be one that the dataset has drawn."""
+    return not any(True for _ in _obstacles(stages))
+
+
+def ordering(stages: Sequence[Stage]) -> list[Any]:
+    """Returns what decides the order besides the position, as JSON values."""
+    names = ("permuted", "shuffled", "buffer", "first", "drawn", "rests")
+    found: list[Any] = [stage.choice.on == "memory" for stage in all_of(stages) if isinstance(stage, Cache)]
+    return found + [getattr(stage, name) for stage in all_of(stages) for name in names if hasattr(stage, name)]
+
+
+def batch_of(stages: Sequence[Stage]) -> Batch:
+    """Returns the stage that makes the batches."""
+    return next(stage for stage in stages if isinstance(stage, Batch))
+
+
+def _planned(stages: Sequence[Stage]) -> Iterator[tuple[PipelineOptions, Facts]]:
+    """Yields what is asked for and known of each source, and of a mixture of them."""
+    for stage in all_of(stages):
+        if isinstance(stage, Cache | Mixture):
+            yield stage.options, stage.facts
+
+
+def _unseeded(stages: Sequence[Stage]) -> Iterator[tuple[str, str]]:
+    """Yields what draws without a seed, and what to do."""
+    for options, _ in _planned(stages):
+        random_crop = options.crop is not None and options.crop.random
+        draws = {"a shuffle": options.shuffle, "an `augment`": options.augmentations, "a RandomCrop": random_crop}
+        for what in (what for what, is_there in draws.items() if is_there and options.seed is None):
+            yield f"{what} without a seed", "pass seed=, from the start of the training on."
+
+
+def _obstacles(stages: Sequence[Stage]) -> Iterator[tuple[str, str]]:
+    """Yields what does not follow from a position, and what to do."""
+    for options, facts in _planned(stages):
+        if options.service is not None:
+            yield "a tf.data service, whose workers deliver in any order", "leave `service` out."
+        if facts.source.changes:
+            remedy = "pass a keras.utils.PyDataset whose batches depend on their index alone, or another source."
+            yield facts.source.changes, remedy
+        found = [("the source", facts.in_source), ("`transform`", facts.traced.in_transform)]
+        # Under a seed such an `augment` is refused.
+        found += [("`augment`", each) for each in facts.traced.in_augment]
+        for place, finding in ((place, each) for place, findings in found for each in findings):
+            if finding.kind in CHANGING:
+                remedy = "take it out, and leave order and draws to `shuffle`, `augment` and seed=."
+                yield f"{finding} in {place}", remedy
+        if facts.part is not None and any(True for _ in _unseeded(stages)):
+            yield "several processes, of which each draws a seed", "pass seed=."
+    if any(isinstance(stage, Read) and stage.shuffled and stage.seed is None for stage in all_of(stages)):
+        yield "files in another order in each epoch without a seed", "pass seed=."
 
 
 def described_position(position: Position, stages: Sequence[Stage]) -> tuple[str, str, str]:
     """Returns the plan's row on where it begins."""
-    begun = f"{position.opened} iterations begun before, of which {position.epoch} read; "
-    return "begin", str(position), (begun if position.opened != position.epoch else "") + _how(position, stages)
+    return "begin", str(position), _how(position, stages)
 
 
 def _how(position: Position, stages: Sequence[Stage]) -> str:
@@ -70,32 +108,39 @@ def _how(position: Position, stages: Sequence[Stage]) -> str:
     return "examples before it in its epoch are read and dropped"
 
 
-def start(flow: Flow, stages: Sequence[Stage], position: Position) -> Sequence[Stage]:
-    """Has the flow begin at a position, and returns the stages that follow.
+def run_through(flow: Flow, stages: Sequence[Stage], *, once: bool = False) -> None:
+    """Takes a flow through all stages: those after the cache again in each epoch, up to what is prepared ahead.
 
-    The first iteration and the later ones differ up to the batches. What a cache holds is made once for both.
+    With `once` each iteration of the dataset is the first epoch, without a function around its stages.
     """
-    at_batch, batch = next((at, stage) for at, stage in enumerate(stages) if isinstance(stage, Batch))
-    bucketed = bool(batch.boundaries)  # examples change places on their way into batches, which are moved instead
-    at_batch += bucketed
-    common, apart = split_at_cache(stages[:at_batch])
-    chunk = chunk_of(apart)
-    turns = position.turns(batch.size, math.lcm(chunk, WINDOW * batch.size) if bucketed else chunk)
-    flow.position = position
-    if not position.batch:
-        flow.turn = turns[0]
-        return stages
-    for stage in common:
+    batch = batch_of(stages)
+    shared, others = split_at_cache(stages)
+    ahead = next(at for at, stage in enumerate(others) if isinstance(stage, PrefetchBatches))
+    for stage in shared:
         stage.apply(flow)
-    branches = [flow.branch(turn) for turn in turns]
-    for branch in branches:
-        for stage in apart:
-            stage.apply(branch)
-    first, later = (branch.flush() for branch in branches)
-    unit = batch.size if bucketed else 1
-    if turns[0].late:
-        first = first.skip(turns[0].late // unit)
-    for part in (stage.part for stage in stages if isinstance(stage, Workers)):
-        first = first.take(max(0, part.used - position.batch * batch.size) // unit)
-    flow.dataset, flow.turn = moved(first, later), turns[0]
-    return stages[at_batch:]
+    if once or any(isinstance(stage, Service) for stage in stages):
+        epoch = Epoch.first(flow.place.position.seed or 0) if once else None
+        flow.dataset = _within(flow, others[:ahead], epoch, batch=batch)
+    else:
+        flow.outside += [each for each in (flow.flush(), *(part.flush() for part in flow.parts)) if each is not None]
+        made = partial(_within, flow, others[:ahead], batch=batch)
+        flow.dataset = in_epochs(flow.place, made, batch.length, flow.outside)
+        flow.dataset._batch_size = tf.constant(batch.size, tf.int64)  # for those who ask the stages
+    for stage in others[ahead:]:
+        stage.apply(flow)
+
+
+def _within(flow: Flow, stages: Sequence[Stage], epoch: Epoch | None, *, batch: Batch) -> Any:
+    """Returns the batches of an epoch."""
+    examples = 0 if epoch is None else epoch.batch * batch.size
+    cut = 0
+    if batch.boundaries and epoch is not None:
+        # Examples change places on their way into batches, which are moved instead, within whole windows.
+        window = math.lcm(WINDOW * batch.size, *(stage.at_once for stage in stages))
+        cut = examples % window
+    inner = flow.begin(epoch, stages, examples - cut)
+    for stage in stages:
+        stage.apply(inner)
+        if stage is batch:
+            inner.dataset = Readings(rest=cut // batch.size).without_rest(inner.dataset)
+    return inner.flush()

@@ -10,7 +10,14 @@ from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.sources.source import Source
-from tfopt.pipelines.stages.batch_stages import Batch, Order, plan_batch_functions, plan_memory, plan_prefetch
+from tfopt.pipelines.stages.batch_stages import (
+    Batch,
+    Order,
+    length_of,
+    plan_batch_functions,
+    plan_memory,
+    plan_prefetch,
+)
 from tfopt.pipelines.stages.device_stages import plan_device
 from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.order_stages import Read
@@ -133,6 +140,7 @@ def _plan_batches(facts: Facts) -> MadeBatches:
         reason=f"passed on as they are{steps}; several processes cannot divide them",
         size=1,  # of the source's elements
         steps=facts.steps,
+        length=length_of(facts),
         full=False,
         served=False,
         pinned=False,

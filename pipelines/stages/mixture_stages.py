@@ -1,17 +1,17 @@
 """The stages of a mixture: one for each part, and the one in which their examples take turns."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.inspection.facts import Facts
+from tfopt.pipelines.shared.epochs import Epoch, Readings
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.position import Turn
 from tfopt.pipelines.shared.schedule import Schedule
 from tfopt.pipelines.shared.seeding import in_turns
-from tfopt.pipelines.stages.example_stages import Cache, chunk_of
+from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.stage import Flow, Stage, split_at_cache
 
 
@@ -30,23 +30,23 @@ class MixedPart(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Applies the stages up to the cache, which all iterations share."""
-        flow.parts.append(self.cached(flow.description))
+        flow.parts.append(self.cached(flow))
 
-    def cached(self, description: str) -> Flow:
-        """Returns a flow after the stages up to the cache."""
-        flow = Flow(description)
+    def cached(self, whole: Flow) -> Flow:
+        """Returns a flow after the stages up to the cache, of the next part of a mixture."""
+        flow = Flow(whole.description, whole.place, len(whole.parts), outside=whole.outside)
         for stage in split_at_cache(self.stages)[0]:
             stage.apply(flow)
         return flow
 
-    def examples(self, cached: Flow, turn: Turn) -> Any:
-        """Returns the part's dataset from a turn on, which counts its own examples."""
+    def examples(self, cached: Flow, epoch: Epoch, examples: Any = 0) -> Any:
+        """Returns the part's dataset in an epoch of the mixture, without its first so many examples."""
         after = split_at_cache(self.stages)[1]
-        late = turn.examples % chunk_of(after)
-        flow = cached.branch(replace(turn, examples=turn.examples - late, late=late))
+        own = epoch.of_part(cached.number or 0, self.options.seed)
+        flow = cached.begin(own, after, examples, times=self.times, count=self.facts.count or 0)
         for stage in after:
             stage.apply(flow)
-        return flow.flush().skip(late) if late else flow.flush()
+        return flow.flush()
 
     @property
     def cache(self) -> CacheChoice:
@@ -89,24 +89,18 @@ class Mixture(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Takes examples of the parts in turn."""
-        turn, end = flow.decide_order(), self.facts.count
+        epoch, skipped, end = flow.expected_epoch, flow.take_readings().rest, self.facts.count
         known = end is not None or self.facts.infinite
-        first = turn.examples if known else 0
-        before = self.schedule.counts(first)
+        first = skipped if known else 0
         datasets = [
-            part.examples(cached, self._turn(part, turn.opened, examples))
-            for part, cached, examples in zip(self.parts, flow.parts, before, strict=True)
+            part.examples(cached, epoch, examples)
+            for part, cached, examples in zip(self.parts, flow.parts, self.schedule.counts(first), strict=True)
         ]
         mixed = in_turns(self.schedule.dataset(first, end), datasets)
-        if known:
-            left = tf.data.INFINITE_CARDINALITY if end is None else max(0, end - first)
-            mixed = mixed.apply(tf.data.experimental.assert_cardinality(left))
+        if end is not None:
+            mixed = mixed.apply(tf.data.experimental.assert_cardinality(Readings(rest=first).left(end)))
         # Where the end is not known, only reading finds out whether it comes before the position.
-        flow.dataset = mixed if known or not turn.examples else mixed.skip(turn.examples)
-
-    def _turn(self, part: MixedPart, opened: int, examples: int) -> Turn:
-        several = part.times > 1
-        return Turn(opened, examples=examples, times=part.times, count=(part.facts.count or 0) if several else 0)
+        flow.dataset = mixed if known else Readings(rest=skipped).without_rest(mixed)
 
     def summary(self) -> dict[str, Any]:
         """Returns the mixture's number of examples, and its parts."""

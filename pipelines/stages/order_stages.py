@@ -7,18 +7,19 @@ import tensorflow as tf
 
 from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position, reads_in_pools
 from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts
+from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.epochs import Readings, in_one_order, in_one_permutation, reshuffled
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.position import FIRST, Turn
 from tfopt.pipelines.shared.seeding import (
-    epochs,
+    either,
     from_batches,
-    in_turn,
+    made_of_numbers,
     part_seed,
     permutation,
-    permutations,
+    random_bits,
     sequence,
     shuffle,
-    shuffles,
+    shuffle_anew,
 )
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.example_stages import Cache
@@ -42,61 +43,72 @@ class Read(Stage):
     # shuffled from the second epoch on, as it would be "behind" a cache. "" for the source's own order.
     permuted: str
     ordered: bool  # whether nothing after it changes the order
-    seed: int | None
+    seed: int | None  # of an order that all epochs share; None for the pipeline's
     local: bool  # whether it runs in this process, not on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
-        source = self.source
-        turn = flow.decide_order() if self.ordered else FIRST
-        skipped = turn.rest
-        times = max(turn.times, 1)
-        left = max(0, (self.count or 0) * (times - turn.whole) - skipped)
+        source, readings = self.source, flow.take_readings() if self.ordered else Readings()
         if self.permuted and source.at is not None:
-            flow.dataset = self._counted(source.at(self._order(turn)), left)
-            return
-        if self.permuted and source.pools is not None:
-            drawn = epochs(part_seed(self.seed, "files"), times=times, opened=turn.opened, whole=turn.whole)
-            flow.dataset = from_batches(source.pools.read(drawn, skipped), left)
-            return
-        if self.shuffled and source.shuffled is not None:
-            dataset = source.shuffled(part_seed(self.seed, "files"))
-        elif (skipped or (source.resident and self.local)) and source.at is not None and self.used is not None:
-            numbers = sequence(self.used, skipped=skipped)
-            flow.dataset = source.at(numbers if turn.times < 2 else again(sequence(self.used), turn))
-            return
+            flow.dataset = self._counted(source.at(self._order(flow, readings)), readings)
+        elif self.permuted and source.pools is not None:
+            epoch = flow.expected_epoch
+            drawn = tf.data.Dataset.range(tf.cast(readings.whole, tf.int64), readings.times).map(
+                without_autograph(lambda reading: random_bits(epoch.key("files", reading)))
+            )
+            flow.dataset = from_batches(source.pools.read(drawn, readings.rest), readings.left(self.count or 0))
         else:
-            dataset = source.dataset()
-        dataset = self._counted(dataset, self.count)
-        dataset = dataset if self.used == self.count else dataset.take(self.used)
-        flow.dataset = again(dataset, turn)
+            flow.dataset = self._in_order(flow, readings)
+
+    def _in_order(self, flow: Flow, readings: Readings) -> Any:
+        """Returns the elements in the source's own order."""
+        source = self.source
+        with tf.init_scope():  # a dataset of its own, not one that each epoch makes again
+            if self.shuffled and source.shuffled is not None:
+                dataset = source.shuffled(part_seed(self.seed, "files"))
+            else:
+                dataset = source.dataset()
+            if self.local and self.count is not None and int(dataset.cardinality()) < 0:
+                dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
+            dataset = dataset if self.used == self.count else dataset.take(self.used)
+            flow.outside.append(dataset)
+        begun = readings.again(dataset)
+        if self.shuffled or source.at is None or self.used is None:
+            return begun
+        resident, starts = source.resident and self.local, isinstance(readings.rest, int)
+        if starts and not resident:
+            return begun
+        if readings.times > 1:
+            return source.at(readings.again(sequence(self.used)))
+        at = source.at(sequence(self.used, skipped=readings.rest))
+        return at if resident else either(readings.rest > 0, at, begun)
+
+    def in_own_order(self) -> "Read":
+        """Returns the stage without any order but the source's."""
+        return replace(self, shuffled=False, permuted="", ordered=False)
 
     @property
     def skips(self) -> bool:
         """Whether it begins in the middle of an epoch without reading what comes before."""
         return self.source.at is not None or bool(self.permuted)
 
-    def _counted(self, dataset: Any, count: int | None) -> Any:
-        if self.local and count is not None and int(dataset.cardinality()) < 0:
-            return dataset.apply(tf.data.experimental.assert_cardinality(count))
-        return dataset
+    def _counted(self, dataset: Any, readings: Readings) -> Any:
+        """Has a wrong number of elements end in an error."""
+        if not self.local or self.count is None or made_of_numbers(dataset):
+            return dataset
+        return dataset.apply(tf.data.experimental.assert_cardinality(readings.left(self.count)))
 
-    def _order(self, turn: Turn) -> Any:
-        count, skipped, times = self.count or 0, turn.rest, {"times": turn.times, "whole": turn.whole}
-        if self.permuted == "each":
-            seed = part_seed(self.seed, "files")
-            if turn.times < 2:
-                return permutation(count, seed, opened=turn.opened, skipped=skipped)
-            return permutations(count, seed, opened=turn.opened, **times).skip(skipped)
-        order = permutation(count, part_seed(self.seed, "mix"), reshuffle=False)
+    def _order(self, flow: Flow, readings: Readings) -> Any:
+        count = self.count or 0
         if self.permuted == "one":
-            return order
-        seed = part_seed(self.seed, "shuffle")
-        if turn.times:
-            order = shuffles(order, count, seed, rests=True, opened=turn.opened, **times)
-        else:
-            order = in_turn(order, shuffle(order, count, seed, opened=turn.reshuffled), opened=turn.opened)
-        return order.skip(skipped) if skipped else order
+            return in_one_permutation(count, flow.place, flow.number, self.seed)
+        epoch = flow.expected_epoch
+        if self.permuted == "each":
+            if readings.times == 1:
+                return permutation(count, epoch.key("files"), skipped=readings.rest)
+            return readings.each(lambda reading: permutation(count, epoch.key("files", reading)))
+        order = permutation(count, epoch.lasting_key("mix"))
+        return readings.each(lambda reading: reshuffled(order, count, epoch, reading, rests=True))
 
     def summary(self) -> dict[str, object]:
         """Returns the source's name and count."""
@@ -108,12 +120,14 @@ class Mix(Stage):
     """Shuffles raw elements once, into the one order of a cache."""
 
     buffer: int
-    seed: int | None
+    seed: int | None  # of its own, or the pipeline's
 
     def apply(self, flow: Flow) -> None:
         """Shuffles the elements in the same way on every iteration."""
-        seed = part_seed(self.seed, "mix")
-        flow.dataset = shuffle(flow.dataset, self.buffer, seed, reshuffle=False)
+        elements = flow.dataset
+        flow.dataset = in_one_order(
+            flow.place, flow.number, self.seed, lambda epoch: shuffle(elements, self.buffer, epoch.lasting_key("mix"))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,41 +136,30 @@ class Shuffle(Stage):
 
     buffer: int  # how many elements it draws from; 0 for no shuffle
     first: bool  # whether it comes before decoding, on raw elements
-    seed: int | None
     drawn: bool  # whether the order is drawn elsewhere, on the device or where the source is read
     rests: bool  # whether the first epoch keeps the order of the elements, which are shuffled as they come
-    served: bool  # whether it runs on the workers of a tf.data service
 
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
-        turn = flow.decide_order()
-        if self.buffer and not self.drawn:
-            shuffled = self._shuffled(flow.flush(), turn)
-            flow.dataset = shuffled.skip(turn.rest) if turn.rest else shuffled
-        elif turn != FIRST:
-            flow.dataset = again(flow.flush(), turn)
-
-    def _shuffled(self, elements: Any, turn: Turn) -> Any:
-        seed, opened = part_seed(self.seed, "shuffle"), turn.opened
-        if turn.times:
-            times = {"times": turn.times, "whole": turn.whole}
-            return shuffles(elements, self.buffer, seed, rests=self.rests, opened=opened, **times)
-        draws = turn.reshuffled if self.rests else opened
-        shuffled = shuffle(elements, self.buffer, seed, redraw=self.served, opened=draws)
-        return in_turn(elements, shuffled, opened=opened) if self.rests else shuffled
+        readings = flow.take_readings()
+        if not self.buffer or self.drawn:
+            if not readings.is_one:
+                flow.dataset = readings.again(flow.flush())
+            return
+        elements, epoch = flow.flush(), flow.epoch
+        if epoch is None:
+            flow.dataset = shuffle_anew(elements, self.buffer)
+        else:
+            flow.dataset = readings.each(
+                lambda reading: reshuffled(elements, self.buffer, epoch, reading, rests=self.rests)
+            )
 
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
         return {"shuffle_buffer": self.buffer}
 
 
-def again(dataset: Any, turn: Turn) -> Any:
-    """Returns a dataset that keeps its order as often as a turn reads it, without what that leaves out."""
-    dataset = dataset if turn.times < 2 else dataset.repeat(turn.times - turn.whole)
-    return dataset.skip(turn.rest) if turn.rest else dataset
-
-
-def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> list[Stage]:
+def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[Read, *tuple[Mix, ...]]:
     """Returns the stage "read", and "mix" before a cache that is shuffled."""
     source, count = facts.source, facts.count
     # What is cached on disk has one order, for later runs too.
@@ -182,12 +185,12 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         local=options.service is None,
     )
     if permuted == "one":
-        return [replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions")]
+        return (replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions"),)
     if not _mixes(options, facts, cache):
-        return [read]
+        return (read,)
     buffer = max(1, fitting_buffer(count, facts.sample.raw_bytes, at_hand=source.is_at_hand)[0])
     reason = "shuffled once: the order of the first epoch, and of a cache"
-    return [read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)]
+    return read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)
 
 
 def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffle:
@@ -205,10 +208,8 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffl
         reason=reason,
         buffer=buffer,
         first=first,
-        seed=options.seed,
         drawn=drawn,
         rests=rests,
-        served=options.service is not None,
     )
 
 

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tfopt.pipelines.inspection.sample import ShapeCheck
 from tfopt.pipelines.shared.elements import element_of, in_single_examples
+from tfopt.pipelines.shared.epochs import Epoch, Place, Readings
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction
-from tfopt.pipelines.shared.position import FIRST, START, Position, Turn
-from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, part_seed, with_drawn_bits, with_random_bits
+from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, with_drawn_bits, with_random_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,11 @@ class Stage:
         """Whether all iterations share what it gives."""
         return False
 
+    @property
+    def at_once(self) -> int:
+        """How many examples its function takes at once; all such functions of a pipeline take as many."""
+        return 1
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the stage's line in the plan as JSON values."""
         return {"name": self.name, "setting": self.setting, "reason": self.reason}
@@ -58,50 +63,82 @@ def split_at_cache(stages: Sequence[Stage]) -> tuple[Sequence[Stage], Sequence[S
     return stages[:after], stages[after:]
 
 
-@dataclass(frozen=True, slots=True)
-class MapGroup:
-    """Functions that one parallel map calls: those of neighbouring stages with equal groups."""
-
-    part: str  # of the pipeline: "crop", "augment", or "batch" for functions of whole batches
-    seed: int | None  # the pipeline's
-    served: bool = False  # whether they run on the workers of a tf.data service
-
-
 @dataclass(slots=True)
 class Flow:
-    """A dataset on its way through the stages."""
+    """A dataset on its way through the stages, outside of the epochs and then in each."""
 
     description: str  # of the whole plan; a cache on disk keeps it for its readers
+    place: Place  # of the whole dataset
+    number: int | None = None  # of the part of a mixture
     dataset: Any = None
-    position: Position = START  # where the finished dataset begins
-    turn: Turn = FIRST  # what the stages leave out for that
+    epoch: Epoch | None = None  # within one; None before, and where a tf.data service makes its own
     parts: list["Flow"] = field(default_factory=list)  # of a mixture, each up to its cache
     settings: Any = field(default_factory=tf.data.Options)
+    outside: list[Any] = field(default_factory=list)  # datasets that epochs read, and do not make
     # Called with the finished batches and the settings, in turn: nothing may follow a copy to the device.
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     check: ShapeCheck | None = None  # what the next map ends with
     _functions: list[StageFunction] = field(default_factory=list)  # of the next map
-    _group: MapGroup | None = None  # of these
+    _draws: str = ""  # by which key these draw
     _at_once: int | None = None  # how many examples these take, if not one
     _maps: list["_Map | _MapChunks"] = field(default_factory=list)  # those that wait
     _is_raw: bool = True
-    _decided: bool = False  # whether `decide_order` has been called
+    _readings: Readings = field(default_factory=Readings)  # of the stage that decides the order
+    _early: Any = 0  # examples that are left out there
+    _late: Any = 0  # and behind the last function of many examples at once
+    _chunks: int = 0  # such functions that are to come
 
-    def branch(self, turn: Turn) -> "Flow":
-        """Returns a flow that goes on from here."""
-        return Flow(self.description, self.flush(), turn=turn, parts=self.parts, _is_raw=self._is_raw)
+    def begin(
+        self, epoch: Epoch | None, stages: Sequence[Stage], examples: Any = 0, *, times: int = 1, count: int = 0
+    ) -> "Flow":
+        """Returns a flow that goes on from here through an epoch.
 
-    def decide_order(self) -> Turn:
+        Args:
+            epoch: The epoch.
+            stages: Those that follow in it.
+            examples: How many are left out at first.
+            times: How often the epoch reads them.
+            count: How many there are, if it reads them several times.
+        """
+        chunks = [stage for stage in stages if stage.at_once > 1]
+        # No chunk is cut, since kernels may round otherwise in another.
+        late = examples % chunks[0].at_once if chunks and epoch is not None else 0
+        early = examples - late
+        whole = early // count if times > 1 else 0
+        return Flow(
+            description=self.description,
+            place=self.place,
+            number=self.number,
+            dataset=self.flush(),
+            epoch=epoch,
+            parts=self.parts,
+            settings=self.settings,
+            outside=self.outside,
+            endings=self.endings,
+            _is_raw=self._is_raw,
+            _readings=Readings(times, whole, early - whole * count),
+            _early=early,
+            _late=late,
+            _chunks=len(chunks),
+        )
+
+    @property
+    def expected_epoch(self) -> Epoch:
+        """The epoch, within one."""
+        assert self.epoch is not None
+        return self.epoch
+
+    def take_readings(self) -> Readings:
         """Returns what the stage that decides the order leaves out and repeats; nothing for those after it."""
-        turn, self._decided = FIRST if self._decided else self.turn, True
-        return turn
+        taken, self._readings = self._readings, Readings()
+        return taken
 
-    def call(self, function: StageFunction, group: MapGroup) -> None:
-        """Adds a function to the map that calls its group."""
-        if self._group != group:
+    def call(self, function: StageFunction, draws: str) -> None:
+        """Adds a function to the map that calls those which draw by one key."""
+        if self._draws != draws:
             self._end_map()
         self._functions.append(function)
-        self._group = group
+        self._draws = draws
 
     def call_with_many(self, function: StageFunction, size: int) -> None:
         """Adds a function to the map that takes so many examples at once, and makes single ones of them again."""
@@ -109,6 +146,7 @@ class Flow:
             self._end_map()
         self._functions.append(function)
         self._at_once = size
+        self._chunks -= 1
 
     @property
     def waits(self) -> bool:
@@ -139,12 +177,13 @@ class Flow:
     def _end_map(self) -> None:
         functions, is_raw = tuple(self._functions), self._is_raw and self._at_once is None
         if self._at_once is not None:
-            self._maps.append(_MapChunks(functions, self._at_once))
-            functions = ()
+            late = 0 if self._chunks else self._late
+            self._maps.append(_MapChunks(functions, self._at_once, late))
+            self._early, self._late, functions = self._early + late, self._late - late, ()
         if functions or self.check is not None:
             check = None if self.check is None else self.check.checker(is_raw=is_raw)
-            self._maps.append(_Map(functions, self._group, check, self.turn))
-        self._functions, self._group, self._at_once, self.check = [], None, None, None
+            self._maps.append(_Map(functions, self._draws, check, self.epoch, self._early))
+        self._functions, self._draws, self._at_once, self.check = [], "", None, None
         self._is_raw = is_raw and not functions
 
 
@@ -153,12 +192,13 @@ class _Map:
     """A parallel map of single examples, or of batches."""
 
     functions: tuple[StageFunction, ...]
-    group: MapGroup | None
+    draws: str  # by which key
     check: Callable[[Any, Any], Any] | None  # of an element before and after them
-    turn: Turn
+    epoch: Epoch | None
+    skipped: Any  # examples that are left out of it
 
     def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
-        group, spec = self.group, dataset.element_spec
+        spec = dataset.element_spec
 
         def called(element: Any, bits: Any) -> Any:
             result = call_in_turn(self.functions, element, bits)
@@ -168,20 +208,19 @@ class _Map:
             return called(element_of(arguments, spec), None)
 
         elements, call = dataset, unseeded
-        if group is not None and any(function.seeded for function in self.functions):
-            elements, call = self._with_bits(dataset, group), called
+        if any(function.seeded for function in self.functions):
+            elements, call = self._with_bits(dataset), called
         result = elements.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=deterministic, name=self._name)
-        if group is not None and group.part != "crop" and not all(function.seeded for function in self.functions):
+        if self.draws != "crop" and not all(function.seeded for function in self.functions):
             # The planner has looked; tf.random.set_seed may have been called since.
             refuse_restarting(self._name, find_in_function(result._map_func.function))
         return result
 
-    def _with_bits(self, dataset: Any, group: MapGroup) -> Any:
-        if group.served:
+    def _with_bits(self, dataset: Any) -> Any:
+        if self.epoch is None:
             return with_drawn_bits(dataset)
-        seed, turn, by_batch = part_seed(group.seed, group.part), self.turn, group.part == "batch"
-        skipped = turn.batches if by_batch else turn.examples
-        return with_random_bits(dataset, seed, opened=turn.opened, skipped=skipped, once=by_batch)
+        skipped = self.epoch.batch if self.draws == "batch" else self.skipped
+        return with_random_bits(dataset, self.epoch.key(self.draws), skipped=skipped)
 
     @property
     def _name(self) -> str:
@@ -194,6 +233,7 @@ class _MapChunks:
 
     functions: tuple[StageFunction, ...]
     size: int
+    skipped: Any  # examples to leave out of what they give
 
     def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
         count = int(dataset.cardinality()) if tf.executing_eagerly() else -1
@@ -206,7 +246,8 @@ class _MapChunks:
         parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic}
         chunks = chunks.map(called, **parallel, name=_joined(self.functions))
         examples = in_single_examples(chunks, _joined(self.functions))
-        return examples.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else examples
+        examples = examples.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else examples
+        return Readings(rest=self.skipped).without_rest(examples)
 
 
 def _joined(functions: tuple[StageFunction, ...]) -> str:

@@ -15,7 +15,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
-from tfopt.pipelines.shared.seeding import epochs, from_batches
+from tfopt.pipelines.shared.seeding import from_batches
 from tfopt.pipelines.sources.source import Pools, Source, held_on_host, nth
 from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
 from tfopt.pipelines.tables.csv import read_csv
@@ -297,19 +297,22 @@ def _streamed(
         numbers = tf.data.Dataset.range(len(blocks))
         return from_batches(numbers.map(read, num_parallel_calls=2).prefetch(1), count)
 
-    def pools(readings: Any, skipped: int) -> Any:
+    def pools(readings: Any, skipped: Any) -> Any:
         read = _reader(files, layout, partial(_read_pool, files, blocks, layout, mixed))
 
         @without_autograph
         def of_epoch(number: Any, bits: Any) -> Any:
-            left_out = tf.where(number == 0, tf.constant(skipped, tf.int64), 0)
+            left_out = tf.where(number == 0, tf.cast(skipped, tf.int64), 0)
             return tf.data.Dataset.range(-(-len(blocks) // mixed)).map(lambda pool: (pool, bits, left_out))
 
         # TensorFlow 2.21 never ends a flat_map on a tf.data service.
         return readings.enumerate().interleave(of_epoch, cycle_length=1).map(read).prefetch(1)
 
     def shuffled(seed: int | None) -> Any:
-        order = epochs(None) if seed is None else tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+        if seed is None:
+            order = tf.data.Dataset.random(rerandomize_each_iteration=True).take(1)
+        else:
+            order = tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
         return from_batches(pools(order, 0), count)
 
     def part(index: int, parts: int) -> Source:

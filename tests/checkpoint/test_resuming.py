@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from resumed_fits import CASES, EPOCHS, MOMENTS, Interrupt, difference
+from resumed_fits import CASES, EPOCHS, MOMENTS, Case, Interrupt, X, Y, difference
 
 from tfopt.callbacks import TrainingCheckpoint
+from tfopt.pipelines import build_pipeline
 
 _QUICK = {
     ("arrays", "within an epoch"),
@@ -46,6 +47,46 @@ def test_a_second_interruption_in_the_same_validation(tmp_path):
     whole = case.fit(strategy=strategy)
     assert history == whole[1]
     assert all(map(np.array_equal, variables, whole[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_pipeline_without_a_seed_goes_on_with_the_one_it_has_drawn(tmp_path, moment):
+    """Each run draws another; the one that goes on, and the one that was not interrupted, have the first."""
+    seeds = iter([1, 1, 2])
+
+    def drawn():
+        tf.random.set_seed(next(seeds))
+        return build_pipeline((X, Y), batch_size=8, remainder="keep")
+
+    assert difference(Case(data=drawn), tmp_path, MOMENTS[moment]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_validation_reads_its_pipeline_before_the_training_reads_on(tmp_path):
+    """The training has read a part of an epoch, and the validation the next one, of the same pipeline."""
+    assert difference(CASES["validation of the same pipeline by steps"], tmp_path, ("validation", 0, 1)) is None
+
+
+@pytest.mark.slow
+def test_a_cache_in_the_order_of_another_seed_is_noticed(tmp_path, caplog):
+    """As `adapt` fills it, before a fit that goes on."""
+    seeds = iter([1, 2])
+
+    def read_before():
+        tf.random.set_seed(next(seeds))
+        dataset = build_pipeline(
+            (X, Y), batch_size=8, remainder="keep", cache="memory", transform=lambda x, y: (2 * x, y)
+        )
+        assert len(list(dataset)) == 7
+        return dataset
+
+    Case(data=read_before).interrupted(tmp_path, *MOMENTS["within an epoch"], strategy=tf.distribute.get_strategy())
+    assert (
+        "Found: a pipeline without seed=, whose cache in memory was read before it could go on. The epoch"
+        in caplog.text
+    )
 
 
 @pytest.mark.slow

@@ -214,9 +214,10 @@ def test_without_room_on_the_device_the_host_makes_the_batches(pair, monkeypatch
 
     forget_warnings()
     monkeypatch.setattr(placing, "is_gpu", lambda device: device is not None)
+    monkeypatch.setattr(placing, "free_bytes", lambda device: 2**30)
     plan = plan_pipeline((X, Y), batch_size=8, device="CPU:0", training=False)
     assert plan.to_dict()["on_device"]
-    monkeypatch.setattr(device_stage.tf, "zeros", full)
+    monkeypatch.setattr(device_stage, "_zeros", full)
 
     def train(model):
         data = plan.build() if model is pair.overlapped else dataset(batch=8)

@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -135,6 +137,10 @@ def test_a_cached_transform_runs_once_even_where_the_end_is_never_asked_for(pref
         iterator = iter(dataset)
         for _ in range(len(dataset)):  # as fit does where the number of steps is known
             next(iterator)
+        ended = time.monotonic() + 10
+        while len(calls) < (50 if shuffle else 48) and time.monotonic() < ended:  # in the time of fit's last step
+            time.sleep(0.01)
+        time.sleep(0.1)
     assert len(calls) == len(set(calls)) >= 48
 
 
@@ -155,28 +161,23 @@ def test_the_augment_runs_behind_the_cache():
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("options", "deterministic"),
-    [({}, False), ({"seed": 1}, True), ({"training": False}, True), ({"shuffle": False}, True)],
-)
-def test_order_is_free_only_where_nobody_asked_for_one(options, deterministic):
+@pytest.mark.parametrize("options", [{}, {"seed": 1}, {"training": False}, {"shuffle": False}])
+def test_parallel_stages_keep_the_order(options):
     before = tf.data.Options()
-    dataset = build_pipeline(ROWS, batch_size=8, **options)
-    assert dataset.options().deterministic is deterministic
+    assert build_pipeline(ROWS, batch_size=8, **options).options().deterministic is True
     assert tf.data.Options() == before
 
 
 def test_work_is_parallel():
     source = from_keys(50)
-    dataset = build_pipeline(source, batch_size=8, transform=double, augment=negate)
-    kinds = stages(dataset)
+    kinds = stages(plan_pipeline(source, batch_size=8, transform=double, augment=negate).first_epoch())
     assert kinds.count("_ParallelMapDataset") == 2
-    assert "_MapDataset" not in kinds
+    assert kinds.count("_MapDataset") == 1, "the seed of the cache's order"
 
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_whole_batches_are_gathered_in_parallel(seed):
-    kinds = stages(build_pipeline(ROWS, batch_size=8, seed=seed))
+    kinds = stages(plan_pipeline(ROWS, batch_size=8, seed=seed).first_epoch())
     assert "_ParallelMapDataset" in kinds
     assert not {"_MapDataset", "_BatchDataset"}.intersection(kinds), "a step for each row"
 

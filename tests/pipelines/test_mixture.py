@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from iterations import contents, read_from, three_iterations
+from iterations import contents, read_from, three_epochs
 from part_sources import COUNT, NAMES, source
 from quick import first_quick
 
@@ -88,13 +88,6 @@ def test_each_part_is_read_in_its_turns(stop, weights, cache, seed, tmp_path, mo
     if seed is not None:
         again = mix([(NUMBERS["a"], weights[0]), (NUMBERS["b"], weights[1])], stop=stop, **options).build()
         assert [flat(again) for _ in range(3)] == epochs
-
-
-def test_readings_are_whole_without_a_seed_too():
-    """Where no order is kept, an example could come in the reading before or after its own."""
-    once = mix([(np.arange(50), 0.5), (np.arange(50), 0.5)], batch_size=5)
-    again = mix([(np.arange(50), 0.5), (np.arange(30), 0.5)], batch_size=5, stop="all")
-    assert [plan.stage("order").setting for plan in (once, again)] == ["free", "kept"]
 
 
 @pytest.mark.slow
@@ -207,7 +200,7 @@ def test_endless_and_unknown_parts():
         mix([(unknown, 1), (NUMBERS["a"], 1)], stop="all")
 
 
-POSITIONS = [(0, 3, 0), (2, 40, 2), (2, 40, 4), (0, 0, 2), (1, 0, 1), (3, 21, 6), (1, 99, 2)]
+POSITIONS = [(0, 3), (2, 40), (1, 17), (0, 0), (1, 0), (3, 21), (1, 99)]
 
 
 def noisy(number, seed):
@@ -227,12 +220,12 @@ MOVED = [
     )
 ]
 FIRST = [
-    ("arrays", (2, 40, 4), "all", None, True),
-    ("records", (2, 40, 2), "all", "memory", True),
-    ("npy", (1, 99, 2), "first", "auto", True),
-    ("folders of images", (3, 21, 6), "all", "auto", True),
-    ("generator", (0, 3, 0), "all", None, False),
-    ("large records", (2, 40, 4), "all", "./cache", True),
+    ("arrays", (2, 40), "all", None, True),
+    ("records", (2, 40), "all", "memory", True),
+    ("npy", (1, 99), "first", "auto", True),
+    ("folders of images", (3, 21), "all", "auto", True),
+    ("generator", (0, 3), "all", None, False),
+    ("large records", (2, 40), "all", "./cache", True),
 ]
 ROWS = [*FIRST, *(row for row in MOVED if row not in FIRST)]
 
@@ -253,17 +246,17 @@ def test_a_position_leads_to_the_same_batches(sources, name, position, stop, cac
 
     dataset = planned(cache).build()
     steps = len(dataset)
-    epoch, batch, opened = position[0], min(position[1], steps), position[2]
-    expected = read_from(dataset, epoch, batch, opened)
+    epoch, batch = position[0], min(position[1], steps)
+    expected = read_from(dataset, epoch, batch)
     assert [len(each) for each in expected] == [steps - batch, steps, steps]
     assert expected[1] != expected[2]
     if cache == "./cache":  # one that is not written yet
         monkeypatch.chdir(tmp_path.parent)
         cache = str(tmp_path / "another")
-    moved = planned(cache).at(9).at(epoch, batch, opened=opened).build()
+    moved = planned(cache).at(9).at(epoch, batch).build()
     assert moved.element_spec == dataset.element_spec
     assert len(moved) == steps
-    assert three_iterations(moved, twins=opened > epoch) == expected
+    assert three_epochs(moved) == expected
 
 
 @pytest.mark.slow
@@ -277,8 +270,8 @@ def test_examples_of_different_lengths_are_padded_together(options):
     assert len(found) == plan.to_dict()["count"]
     for own in documents:
         assert all(document in found for document in own)
-    expected = read_from(plan.build(), 1, 7, 1)
-    assert three_iterations(plan.at(1, 7).build(), twins=False) == expected
+    expected = read_from(plan.build(), 1, 7)
+    assert three_epochs(plan.at(1, 7).build()) == expected
 
 
 @pytest.mark.slow
@@ -288,8 +281,8 @@ def test_crops_and_functions_of_many_are_those_of_their_places(photos, stop):
     rows = np.random.default_rng(0).integers(0, 255, (31, 4, 4, 3)).astype("uint8"), np.arange(31, dtype="int32")
     many = plan_pipeline(rows, transform=per_batch(lambda x, y: (x // 3, y)), batch_size=7, cache=None)
     plan = mix([(crop, 2), (many, 1)], stop=stop, batch_size=5, seed=1, remainder="keep")
-    expected = read_from(plan.build(), 1, 2, 2)
-    assert three_iterations(plan.at(1, 2, opened=2).build(), twins=True) == expected
+    expected = read_from(plan.build(), 1, 2)
+    assert three_epochs(plan.at(1, 2).build()) == expected
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """`PipelinePlan.at` under `fit`, on the device, in several processes; what it reads, says and refuses."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from quick import first_quick
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines import RandomCrop, Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
 from tfopt.pipelines.device.device_stage import stage_of
-from tfopt.pipelines.plan import plan_of
+from tfopt.pipelines.plan import place_of, plan_of
 from tfopt.pipelines.sources import parts
 from tfopt.pipelines.stages import batch_stages
 
@@ -46,17 +48,42 @@ def trained_on(dataset, epochs, **options):
     [("memory", None), pytest.param(None, dict.fromkeys(range(50), 2.0), marks=pytest.mark.slow)],
 )
 def test_epochs_of_fit_are_met_where_it_read_them(cache, class_weight):
-    """It begins two iterations an epoch, also of what it maps for its class weights."""
+    """It opens two iterators an epoch and reads one, also of what it maps for its class weights."""
     rows = np.zeros((COUNT, 1), "float32"), np.arange(COUNT)
     plan = plan_pipeline(rows, cache=cache, **OPTIONS)
     weights = {} if class_weight is None else {"class_weight": class_weight}
     seen = trained_on(plan.build(), 4, **weights)
-    moved = plan.at(epoch=1, batch=2, opened=2).build()
+    moved = plan.at(epoch=1, batch=2).build()
     labels = [batch[1] for batch in contents(moved)]
     assert labels == seen[STEPS + 2 : 2 * STEPS]
     assert int(moved.map(lambda x, y: (x, y)).cardinality()) == STEPS
     iter(moved)
     assert trained_on(moved, 2, **weights) == seen[2 * STEPS :]
+
+
+def test_an_epoch_begins_when_its_first_batch_is_read():
+    plan = plan_pipeline(np.arange(COUNT), **OPTIONS)
+    epochs = [contents(plan.at(number).build()) for number in range(5)]
+    dataset = plan.build()
+    opened = iter(dataset)
+    assert contents(dataset) == epochs[0]
+    left_early = contents([next(iter(dataset))])
+    assert left_early == epochs[1][:1]
+    assert contents(opened) == epochs[2], "opened first, and read third"
+    place_of(dataset).move(replace(place_of(dataset).position, epoch=1, batch=3))
+    assert [contents(dataset) for _ in range(2)] == [epochs[1][3:], epochs[2]]
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_second_fit_goes_on_where_the_first_one_ended(steps):
+    """Also with epochs of other lengths: the iterator that `fit` leaves is not read further."""
+    rows = np.zeros((COUNT, 1), "float32"), np.arange(COUNT)
+    plan = plan_pipeline(rows, **OPTIONS)
+    epochs = [[labels for _, labels in contents(plan.at(number).build())] for number in range(3)]
+    dataset = plan.build()
+    first = trained_on(dataset, 2, steps_per_epoch=steps)
+    assert first == (epochs[0] + epochs[1] if steps is None else epochs[0][:6])
+    assert trained_on(dataset, 1) == epochs[2 if steps is None else 1]
 
 
 def counting(calls):
@@ -103,23 +130,22 @@ def test_examples_for_a_cache_are_computed_once():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "opened"),
+    "options",
     first_quick(
         [
-            ({"augment": per_batch(scaled)}, 2),
-            ({"shuffle": False, "remainder": "drop"}, 1),
-            ({"shuffle": False, "augment": per_batch(scaled)}, 2),
-            ({}, 1),
+            {"augment": per_batch(scaled)},
+            {"shuffle": False, "remainder": "drop"},
+            {"shuffle": False, "augment": per_batch(scaled)},
+            {},
         ],
         2,
     ),
 )
-def test_the_device_stage_begins_there_too(options, opened):
+def test_the_device_stage_begins_there_too(options):
     plan = plan_pipeline(np.arange(COUNT), cache="device", **OPTIONS | options)
-    stage, moved = stage_of(plan.build()), stage_of(plan.at(1, 4, opened=opened).build())
+    stage, moved = stage_of(plan.build()), stage_of(plan.at(1, 4).build())
     assert contents(stage.elements)
-    for _ in range(opened - 1):
-        iter(stage.elements)
+    iter(stage.elements)
     epochs = [contents(map(stage.batch, stage.elements)) for _ in range(3)]
     assert [contents(map(moved.batch, moved.elements)) for _ in range(3)] == [epochs[0][4:], *epochs[1:]]
     assert int(moved.elements.cardinality()) == moved.steps == stage.steps
@@ -150,9 +176,8 @@ def test_the_plan_says_where_it_begins():
     assert "position" not in plan.to_dict()
     moved = plan.at(2, 3)
     assert "\n  begin     epoch 2, batch 3  examples before it are not read\n" in str(moved)
-    assert moved.to_dict()["position"] == {"epoch": 2, "batch": 3, "opened": 2}
+    assert moved.to_dict()["position"] == {"epoch": 2, "batch": 3}
     assert "epochs before it are not read" in str(plan.at(1))
-    assert "4 iterations begun before, of which 2 read" in " ".join(str(plan.at(2, opened=4)).split())
     cached = plan_pipeline(np.arange(COUNT), cache="memory", **OPTIONS)
     assert "read for the cache, and dropped" in " ".join(str(cached.at(0, 1)).split())
     generated = plan_pipeline(tf.data.Dataset.range(COUNT), **OPTIONS)
@@ -207,8 +232,6 @@ def test_what_would_not_be_the_same_is_refused(data, options, found):
         ({"epoch": 1.0}, TypeError, "epoch to be an integer"),
         ({"batch": "2"}, TypeError, "batch to be an integer"),
         ({"batch": STEPS + 1}, ValueError, f"batch to be from 0 to {STEPS}"),
-        ({"epoch": 2, "opened": 1}, ValueError, "opened to be at least 2"),
-        ({"epoch": 2, "opened": True}, TypeError, "opened to be an integer"),
     ],
 )
 def test_a_position_is_checked(arguments, error, message):

@@ -310,6 +310,16 @@ CASES = {
     "mixture cached": Case(data=lambda: mixture(cache="memory"), steps=40),
     "pipeline on the device": Case(data=lambda: pipeline(cache="device"), prepare=tfopt_fit.overlap),
     "pipeline repeated by steps": Case(data=pipeline, fitted={"steps_per_epoch": 4}, steps=3),
+    "pipeline mapped": Case(data=lambda: pipeline(cache="memory").map(lambda x, y: (2 * x, y))),
+    "pipeline mapped, of unknown length": Case(data=lambda: pipeline().filter(lambda x, y: True)),
+    "pipeline mapped, in order": Case(data=lambda: pipeline(shuffle=False).map(lambda x, y: (2 * x, y))),
+    "pipeline repeated": Case(data=lambda: pipeline().repeat(), fitted=ENDLESS),
+    "pipeline with class weights": Case(data=pipeline, fitted={"class_weight": {0: 1.0, 1: 3.0}}),
+    "pipelines": Case(data=lambda: (pipeline(), pipeline(cache="memory"))),
+    "validation of the same pipeline": Case(data=lambda: (pipeline(),) * 2, fitted={"validation_steps": 3}),
+    "validation of the same pipeline by steps": Case(
+        data=lambda: (pipeline(),) * 2, fitted={"steps_per_epoch": 4}, steps=3
+    ),
     "bfloat16": Case(model=lambda: dense_net(dtype="mixed_bfloat16")),
     "float16": Case(model=lambda: dense_net(dtype="mixed_float16"), optimizer=scaled),
     "momentum and schedule": Case(optimizer=decayed),

@@ -11,7 +11,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.data.ops import dataset_ops, options
 
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
-from tfopt.model.batches import DEVICE_STAGE, Data, as_dataset, first_batch, specs_of
+from tfopt.model.batches import DEVICE_STAGE, Data, as_dataset, first_batch, looked_at, specs_of
 
 _MOST_BATCHES = 16  # read from the data; larger batches repeat their examples
 _SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
@@ -32,7 +32,8 @@ class Examples:
         with _reading():
             if getattr(dataset, DEVICE_STAGE, None) is None:
                 self._batches = iter(_apart(dataset))
-                self.first = next(self._batches, None)
+                with looked_at(dataset):
+                    self.first = next(self._batches, None)
             else:
                 self.first = first_batch(model, dataset)
         """The first batch, as the dataset yields it."""

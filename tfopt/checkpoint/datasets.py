@@ -1,7 +1,7 @@
 """Whether, and how, a position in a dataset can be found again in another process."""
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -9,72 +9,41 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.eager import context
 
-from tfopt.errors import UnsupportedError
-from tfopt.pipelines.plan import PipelinePlan, plan_of
+from tfopt.pipelines.plan import PipelinePlan, place_of, plan_of
+from tfopt.pipelines.shared.epochs import Place, Position
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import find_in_dataset, find_states, lineage
-from tfopt.pipelines.shared.position import START
-from tfopt.pipelines.stages.example_stages import Cache
-from tfopt.pipelines.stages.stage import all_of
+from tfopt.pipelines.stages.from_position import batch_of, is_repeatable, ordering
 
 _COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
 _DRAWING = ("ShuffleDataset", "RandomDataset")
-_MOST_EARLIER = 4  # iterations of a pipeline before `fit`
-_COMPARED = 4  # batches
 
 
 def exact_plan(dataset: Any) -> PipelinePlan | None:
-    """Returns the plan of a dataset if its pipeline can be built from any position without rereading everything.
-
-    A cache in memory has to be filled again anyway, and reading it repeatedly then costs little.
-    """
+    """Returns the plan of a dataset whose batches are the same whenever it reads from a position."""
     plan = plan_of(dataset)
-    if plan is None or plan.position != START:
-        return None
-    if any(isinstance(stage, Cache) and stage.choice.on == "memory" for stage in all_of(plan.stages)):
-        return None
-    return plan if _is_repeatable(plan) else None
+    return plan if plan is not None and is_repeatable(plan.stages) else None
 
 
-def _is_repeatable(plan: PipelinePlan) -> bool:
-    try:
-        plan.at()
-    except UnsupportedError:
-        return False
-    return True
+def places_of(dataset: Any) -> list[Place]:
+    """Returns the places of the pipelines from which a dataset is made, or of the one that it is."""
+    if plan_of(dataset) is not None:
+        return [place_of(dataset)]
+    stages = lineage(dataset) if isinstance(dataset, tf.data.Dataset) else ()
+    return [place_of(stage) for stage in stages if plan_of(stage) is not None]
 
 
-def few_of(batches: Iterable[Any]) -> list[Any]:
-    """Returns the first batches of an iteration, enough to tell it from others: the very first ones may be alike."""
-    return list(itertools.islice(batches, _COMPARED))
+def order_of(plan: PipelinePlan) -> list[Any]:
+    """Returns what decides a pipeline's order besides its position, as JSON values.
 
-
-def iterations_before(
-    plan: PipelinePlan, opened: int, read: int, first: Any, first_of: Callable[[Any], Any]
-) -> tuple[int, int] | None:
-    """Returns how many iterations of a pipeline were begun and read so far; None if unknown.
-
-    Before `fit` a pipeline may have been iterated, by the script, or by a strategy to build the model. A restarted
-    script does so again, so the first batches of its next iteration tell: they are compared with those of the plan.
-
-    Args:
-        plan: From its start.
-        opened: Iterations begun since `fit` began.
-        read: Those of them that were read.
-        first: The first batches of the next iteration.
-        first_of: Returns those of the first iteration of a dataset.
+    Without a seed, where it is shuffled and cached may depend on free memory.
     """
-    for earlier in range(_MOST_EARLIER):
-        for read_earlier in range(earlier, -1, -1):
-            begun = opened + earlier, read + read_earlier
-            if _same(first, first_of(plan.at(begun[1], opened=begun[0]).build())):
-                return begun
-    return None
+    return [batch_of(plan.stages).size, *([] if plan.options.seed is not None else ordering(plan.stages))]
 
 
-def _same(one: Any, other: Any) -> bool:
-    ones, others = ([leaf.numpy() for leaf in tf.nest.flatten(value, expand_composites=True)] for value in (one, other))
-    return len(ones) == len(others) and all(map(np.array_equal, ones, others))
+def positions_of(positions: Iterable[Position]) -> list[list[int]]:
+    """Returns the seed, epoch and batch of each position, as JSON values."""
+    return [list(astuple(position)) for position in positions]
 
 
 def obstacle(adapter: Any, dataset: Any) -> str | None:
@@ -82,9 +51,7 @@ def obstacle(adapter: Any, dataset: Any) -> str | None:
     if isinstance(adapter, ArrayDataAdapter):
         return None
     if not isinstance(dataset, tf.data.Dataset):
-        plan = plan_of(dataset)
-        repeatable = plan is not None and _is_repeatable(plan)
-        return None if repeatable else f"a {type(dataset).__name__}, which is not a tf.data.Dataset"
+        return f"a {type(dataset).__name__}, which is not a tf.data.Dataset"
     states = sorted(find_states(dataset))
     return f"a dataset with {', '.join(states)}, whose state cannot be saved" if states else None
 
@@ -94,8 +61,6 @@ def changes(adapter: Any, dataset: Any) -> str | None:
     if isinstance(adapter, ArrayDataAdapter):
         seeded = not adapter._shuffle or context.global_seed() is not None
         return None if seeded else "arrays shuffled without a seed (keras.utils.set_random_seed)"
-    if (plan := plan_of(dataset)) is not None and _is_repeatable(plan):
-        return None
     if any(found.kind == "unordered" for found in find_in_dataset(dataset)):
         return "a parallel stage that does not keep the order"
     for stage in lineage(dataset):
@@ -117,8 +82,6 @@ def all_counts(dataset: Any) -> bool:
 
 def _keeps_draws(dataset: Any) -> bool:
     """Whether a shuffle precedes a cache, which keeps its order, or a repeat, which draws a new one each time."""
-    if plan_of(dataset) is not None:  # `build_pipeline` does both
-        return True
     keeping = (stage for stage in lineage(dataset) if _kind(stage) in ("CacheDataset", "RepeatDataset"))
     return any(_kind(earlier) == "ShuffleDataset" for stage in keeping for earlier in lineage(stage))
 

@@ -1,12 +1,12 @@
 """The position of Keras' `fit` in its data: read, and found again in another process.
 
-A seeded `build_pipeline` is built again from the position. For another dataset that yields the same on every run, as
-many iterators are opened as before, since each draws its own order, and batches of the last one are skipped. If the
-order changes on every run, as with unseeded arrays, the iterator's state is restored.
+A dataset of `build_pipeline` reads from any position. For another dataset that yields the same on every run, as many
+iterators are opened as before, since each draws its own order, and batches of the last one are skipped. If the order
+changes on every run, as with unseeded arrays, the iterator's state is restored.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,22 +20,23 @@ from tfopt.checkpoint.datasets import (
     changes,
     draws_by_opening,
     exact_plan,
-    few_of,
     is_complete,
-    iterations_before,
     obstacle,
+    order_of,
+    places_of,
+    positions_of,
     seeds_of,
 )
 from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
-from tfopt.pipelines.device.device_stage import stage_of
+from tfopt.pipelines.shared import epochs as pipelines
+from tfopt.pipelines.shared.epochs import Place
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
 
 STATE = "data/iterator"
 """The name of the array that holds an iterator's state."""
 _IGNORE, _FAIL = 1, 2  # tf.data.experimental.ExternalStatePolicy
-_CONTINUED = "_tfopt_continued"  # an attribute of a pipeline: its iterations are not those of an uninterrupted script
 _MOST_BYTES = 256 * 2**20  # of an iterator's state, which goes into each checkpoint
 _BETTER = "Pass the same data, from build_pipeline(..., seed=...) or a tf.data.Dataset without Python functions."
 
@@ -60,6 +61,14 @@ class Position:
     """Keras' count of batches read from the last iterator."""
     seeds: list[list[int]] | None = None
     """Of the stages of a `tf.data.Dataset` that draw; None in checkpoints of earlier versions, and of other data."""
+    seed: int | None = None
+    """That a pipeline was given; None for one that it drew."""
+    places: list[list[int]] | None = None
+    """The seed, epoch and batch from which the next iteration of each pipeline reads; None in earlier versions."""
+    taken: list[list[int]] | None = None
+    """The same of the iterator that is being read, with the batches that were read of it; None if there is none."""
+    order: list[Any] | None = None
+    """What else decides the order of a pipeline."""
 
 
 class DataPosition:
@@ -67,11 +76,10 @@ class DataPosition:
 
     Args:
         epochs: The `TFEpochIterator` of the running `fit`, before its first epoch.
-        prepared: Makes of a dataset what `fit` iterates: distributed, or copied to the device.
     """
 
-    def __init__(self, epochs: Any, prepared: Callable[[Any], Any]):
-        self._epochs, self._prepared = epochs, prepared
+    def __init__(self, epochs: Any):
+        self._epochs = epochs
         self._reads: list[int] = []  # batches of each iterator, without those of the running epoch
         self._batch = 0  # of the running epoch
         self._batch_before = 0  # of one that was resumed after its last step
@@ -82,6 +90,9 @@ class DataPosition:
         self._open_stock: Any = epochs._get_iterator
         self._dataset = epochs.data_adapter.get_tf_dataset()
         self._plan = exact_plan(self._dataset)
+        self._places = places_of(self._dataset)
+        self._taken = self._next = self._now_at()  # at the last step
+        self._begun_at = self._taken  # when the epoch began
         self._obstacle = None if self._plan else obstacle(epochs.data_adapter, self._dataset)
         epochs._get_iterator = lambda: Opening(self._open)
 
@@ -96,10 +107,21 @@ class DataPosition:
     def begin_epoch(self) -> None:
         """Begins an epoch."""
         self._reads, self._batch, self._batch_before = self._now(), 0, 0
+        self._begun_at = self._now_at()
 
     def step(self, batch: int) -> None:
         """Records how many batches of this epoch have been read."""
+        if self._places and self._read_from is not self._last:
+            # An iterator may read ahead of the step, into the epochs that a `repeat` adds.
+            is_first = batch <= self._epochs.steps_per_execution
+            self._taken = self._begun_at if is_first else [place.taken for place in self._places]
+            self._reads[-1] += self._taken[0].batch if self._plan else 0  # of a plan that was moved
+        self._next = self._now_at()
         self._batch, self._reading, self._read_from = batch, len(self._reads), self._last
+
+    def _now_at(self) -> list[pipelines.Position]:
+        """From where the next iteration of each pipeline reads."""
+        return [place.position for place in self._places]
 
     def _now(self) -> list[int]:
         """The batches read from each iterator."""
@@ -132,8 +154,22 @@ class DataPosition:
             batches=self._epochs._num_batches,
             seen=self._epochs._steps_seen,
             seeds=self._seeds(),
+            seed=None if self._plan is None else self._plan.options.seed,
+            places=positions_of(self._next if reading or over else self._now_at()),
+            taken=self._begun(reading=reading),
+            order=None if self._plan is None else order_of(self._plan),
         )
         return asdict(position), arrays
+
+    def _begun(self, *, reading: bool) -> list[list[int]] | None:
+        """From where pipelines are read by the iterator that goes on; None if another one will be read."""
+        if not reading and self._epochs.steps_per_epoch is None:  # Keras opens an iterator for each epoch
+            return None
+        read = next(iter(self._now()[self._reading - 1 if reading else -1 :]), 0)
+        # Nobody asks an iterator for more of which all, as Keras knows, or nothing has been read.
+        if not read or (self._plan is not None and read == self._epochs._num_batches):
+            return None
+        return positions_of(replace(taken, batch=read) if self._plan else taken for taken in self._taken)
 
     def _seeds(self) -> list[list[int]] | None:
         return seeds_of(self._dataset) if isinstance(self._dataset, tf.data.Dataset) and not self._plan else None
@@ -147,8 +183,10 @@ class DataPosition:
         if changing is None and not all_counts(self._dataset):
             return "skip", {}
         state = self._state(iterator) if isinstance(iterator, OwnedIterator) else None
-        if changing is None:  # skipping would read all that was read before
-            return ("skip", {}) if state is None or not is_complete(state, self._dataset) else ("state", {STATE: state})
+        if changing is None and (state is None or not is_complete(state, self._dataset)):
+            if not self._places:
+                return "skip", {}  # reads all that was read before
+            state, changing = None, "a dataset made of a pipeline and another shuffle"
         if state is None:
             self._obstacle = self._obstacle or changing
             return "none", {}
@@ -172,26 +210,50 @@ class DataPosition:
         )
         return None
 
-    def resume(self, saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, in_epoch: bool) -> int:
+    def fits(self, saved: Mapping[str, Any]) -> bool:
+        """Whether the data seem to be those of a position that `save` returned."""
+        return self._difference(Position(**saved)) is None
+
+    def resume(
+        self,
+        saved: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        *,
+        in_epoch: bool,
+        validated: Sequence[Place] = (),
+    ) -> int:
         """Goes to a position that `save` returned; returns at which batch of its epoch the training goes on.
 
-        Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch.
+        Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch. `validated` are
+        the places of the validation data.
         """
         position = Position(**saved)
         self._batch_before = position.batch if position.over else 0
         without = (self._obstacle or "a checkpoint without one") if position.way == "none" else None
         if reason := without or self._difference(position):
             return self._give_up(position, reason, in_epoch=in_epoch)
-        if self._plan is not None:
-            vars(self._dataset)[_CONTINUED] = True
         reading = in_epoch and not position.over
         continued = reading or (self._epochs.steps_per_epoch is not None and bool(position.reads))
+        taken, following = map(self._positions, (position.taken, position.places))
+        for place, *moves in zip(self._places, *filter(None, [taken, following]), strict=False):
+            if position.over and taken and place in validated:  # which reads before the training does
+                moves = [moves[1], moves[0], replace(moves[1], epoch=moves[1].epoch + 1, batch=0)]
+            # An iterator that is skipped through begins all epochs that it began before, one after the other.
+            place.move(*moves[:1] if taken and position.way == "skip" else moves)
         if position.way == "plan":
-            if not self._move(position.reads, continued=continued):
-                return self._give_up(position, str(self._obstacle), in_epoch=in_epoch)
+            self._reads = []
+            if continued:
+                self._last = iter(self._open_stock())
+                self._reads = [taken[0].batch if taken else 0]
         else:
-            self._open_again(position, arrays)
-        self._reads = list(position.reads)
+            self._open_again(position, arrays, continued=continued)
+            self._reads = list(position.reads)
+            if position.way == "state":
+                for place, at in zip(self._places, following, strict=False):
+                    if place.position.epoch < at.epoch:  # the restored iterator may have begun a later one
+                        place.move(at)
+        self._read_from, self._taken = self._last, taken or self._taken
+        self._next = self._now_at()
         if reading:
             self._reads[-1] -= position.batch
             self.step(position.batch)
@@ -215,41 +277,16 @@ class DataPosition:
         self._warn(reason, "The epoch starts over" if in_epoch else f"{anew}, as in a new training")
         return 0
 
-    def _move(self, reads: list[int], *, continued: bool) -> bool:
-        """Goes on with the pipeline from a position on; returns whether it was found."""
-        assert self._plan is not None
-        before = reads[:-1] if continued else reads
-        for _ in before:
-            self._begin()
-        first = few_of(self._begin())
-        read = sum(batches > 0 for batches in before)
-        begun = iterations_before(self._plan, len(before), read, first, self._first_of)
-        if begun is None:
-            self._obstacle = "a pipeline that yields different batches now, or was iterated too often before fit"
-            self._plan = None  # its iterations are no longer counted from those of `fit` alone
-            return False
-        moved = self._plan.at(begun[1], reads[-1] if continued else 0, opened=begun[0])
-        dataset = self._prepared(moved.build())
-        self._open_stock = lambda: dataset
-        if continued:
-            self._last = iter(dataset)
-        return True
+    def _positions(self, saved: list[list[int]] | None) -> list[pipelines.Position]:
+        """The positions of pipelines in this process."""
+        return [place.at(*each) for place, each in zip(self._places, saved or (), strict=False)]
 
-    def _begin(self) -> Any:
-        """A new iterator of what `fit` iterates; of a device stage over indices, so that nothing is loaded."""
-        stage = stage_of(self._dataset)
-        return iter(self._open_stock() if stage is None else stage.elements)
-
-    def _first_of(self, dataset: Any) -> Any:
-        stage = stage_of(dataset)
-        return few_of(self._prepared(dataset) if stage is None else stage.elements)
-
-    def _open_again(self, position: Position, arrays: Mapping[str, np.ndarray]) -> None:
+    def _open_again(self, position: Position, arrays: Mapping[str, np.ndarray], *, continued: bool) -> None:
         """Opens as many iterators as before, and brings the last one to the position."""
         everything = position.way == "skip" and all_counts(self._dataset)
         for number, batches in enumerate(position.reads, 1):
             self._last = iter(self._open_stock())
-            if everything or (position.way == "skip" and number == len(position.reads)):
+            if everything or (position.way == "skip" and continued and number == len(position.reads)):
                 for _ in range(batches):
                     next(self._last, None)  # of data of unknown length, more may have been counted than there are
         if position.way == "state" and position.reads:
@@ -259,6 +296,8 @@ class DataPosition:
     def close(self) -> None:
         """Lets go of the iterators, so that they end with `fit` and not in some later garbage collection."""
         if self._epochs is not None:
+            for place in self._places:
+                place.settle()
             for name in ("_get_iterator", "_enumerate_iterator"):
                 self._epochs.__dict__.pop(name, None)
         self._epochs = self._open_stock = self._dataset = self._last = self._read_from = self._resumed = None
@@ -287,8 +326,15 @@ class DataPosition:
             return f"{now:,} batches an epoch, and {then:,} in the checkpoint"
         if position.seeds not in (None, self._seeds()):
             return "a shuffle with another seed than in the checkpoint, such as one that is drawn in each process"
-        if self._plan is not None and _CONTINUED in vars(self._dataset):
-            return "a pipeline that an earlier fit of this script continued; build one for each fit"
+        if len(position.places or ()) != len(self._places):
+            return "a checkpoint without the places of these pipelines, such as one of an earlier version"
+        if self._plan is not None and position.seed != self._plan.options.seed:
+            return f"seed={self._plan.options.seed}, and seed={position.seed} in the checkpoint"
+        if self._plan is not None and position.order not in (None, order_of(self._plan)):
+            return "a pipeline that is shuffled or batched otherwise than in the checkpoint"
+        saved = self._positions(position.places)
+        if any(place.lasting not in (None, at.seed) for place, at in zip(self._places, saved, strict=False)):
+            return "a pipeline without seed=, whose cache in memory was read before it could go on"
         if not position.over and position.batch % self._epochs.steps_per_execution:
             return f"steps_per_execution={self._epochs.steps_per_execution} after {position.batch:,} batches"
         return None
@@ -311,31 +357,44 @@ class Opening:
 
 
 class ValidationData:
-    """Counts how often a `fit` opens its validation data: each time, a shuffle in them draws another order.
+    """Follows the validation data of a `fit`: a pipeline's place in them, or how often another dataset was opened.
 
-    If the training data are part of the same dataset, they share that shuffle.
+    Each time, a shuffle in them draws another order. If the training data are part of the same dataset, they share that
+    shuffle.
+
+    Args:
+        dataset: The data, if they are a dataset.
     """
 
-    def __init__(self) -> None:
-        self.opened = 0
-        """How often they were opened."""
-        self.opened_before = 0
-        """The same when the running validation began, or the last one."""
+    def __init__(self, dataset: tf.data.Dataset | None):
+        self._dataset = dataset
+        self.places = [] if dataset is None else places_of(dataset)
+        """Of the pipelines from which they are made."""
+        self._opened = 0
+        self.before = self.now()
+        """Where they were when the running validation began, or the last one."""
+
+    def now(self) -> dict[str, Any]:
+        """Returns where they are, as JSON values."""
+        return {"opened": self._opened, "places": positions_of(place.position for place in self.places)}
 
     def begin(self, epochs: Any) -> None:
         """Begins a validation, given its `TFEpochIterator`."""
-        self.opened_before = self.opened
+        self.before = self.now()
         if "_get_iterator" not in vars(epochs):
             stock = epochs._get_iterator
             epochs._get_iterator = lambda: Opening(lambda: self._open(stock))
 
     def _open(self, stock: Callable[[], Any]) -> Any:
-        self.opened += 1
+        self._opened += 1
         return iter(stock())
 
-    def resume(self, opened: int, dataset: tf.data.Dataset | None) -> None:
-        """Opens the dataset as often as before, if its order depends on that; None for other data."""
-        self.opened = self.opened_before = opened
-        if dataset is not None and draws_by_opening(dataset):
-            for _ in range(opened):
-                iter(dataset)
+    def resume(self, found: Mapping[str, Any]) -> None:
+        """Brings the data to where `now` or `before` was."""
+        self._opened = found["opened"]
+        for place, at in zip(self.places, found["places"], strict=False):
+            place.move(place.at(*at))
+        if self._dataset is not None and not self.places and draws_by_opening(self._dataset):
+            for _ in range(self._opened):
+                iter(self._dataset)
+        self.before = self.now()

@@ -28,8 +28,6 @@ from tfopt.checkpoint.variables import (
     step_graphs,
     trained_by_optimizers,
 )
-from tfopt.fit.launching import overlap_of
-from tfopt.fit.overlapping import ahead
 from tfopt.model.state import optimizers_of
 from tfopt.warn import warn_once
 
@@ -61,18 +59,18 @@ class Training:
         """The callbacks whose states are saved."""
         self.logs: Mapping[str, Any] = {}
         """Of the last step."""
-        self._model, self._processes, self._validation = model, processes, validation
+        self._model, self._processes = model, processes
         self._adapted = adapted(model, getattr(epochs.data_adapter, "_dataset", None))
         self._rates = _learning_rates(model)  # that the script has set
         self._spec = epochs._distributed_dataset.element_spec
-        self.position = DataPosition(epochs, self._prepared)
+        self.position = DataPosition(epochs)
         """The position in the data."""
         self._before_epoch = 0  # steps
         self._parts: dict[str, Part] = {}
         self._is_traced = False  # whether this fit's step has been inspected
         self._before: Copies | None = None  # the validation of the running epoch
         self._callbacks_before: callback_states.State = {}, {}
-        self._validations = ValidationData()
+        self._validations = ValidationData(validation)
         self._rest: Checkpoint | None = None  # restored when its epoch begins
 
     def begin_epoch(self, epoch: int) -> None:
@@ -131,7 +129,7 @@ class Training:
             "metrics": {} if in_epoch else numbers,
             "logs": numbers if in_epoch else {},
             "data": data,
-            "validations": self._validations.opened_before if before is not None else self._validations.opened,
+            "validations": self._validations.before if before is not None else self._validations.now(),
             "callbacks": callbacks,
             "learning_rates": self._rates,
             "by_replica": [name for name, part in self._parts.items() if part.rows is not None],
@@ -162,9 +160,13 @@ class Training:
             self._restore(found, in_epoch=found.metadata["batch"] > 0)
 
     def _find_position(self, found: Checkpoint, *, in_epoch: bool) -> int:
-        self._validations.resume(found.metadata.get("validations", 0), self._validation)
-        with self._model.distribute_strategy.scope():  # where a pipeline of several processes is built
-            return self.position.resume(found.metadata["data"], found.arrays, in_epoch=in_epoch)
+        validations = found.metadata.get("validations", 0)  # none from earlier versions, or how often they were opened
+        if isinstance(validations, int):
+            validations = {"opened": validations, "places": []}
+        data = found.metadata["data"]
+        if self.position.fits(data):
+            self._validations.resume(validations)
+        return self.position.resume(data, found.arrays, in_epoch=in_epoch, validated=self._validations.places)
 
     def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
         saved = saved_in(found)
@@ -201,12 +203,6 @@ class Training:
             return stock(found or logs)
 
         model.__dict__["_get_metrics_result_or_logs"] = first
-
-    def _prepared(self, dataset: Any) -> Any:
-        """A dataset as `fit` iterates it."""
-        if not isinstance(dataset, tf.distribute.DistributedDataset):
-            dataset = self._model.distribute_strategy.experimental_distribute_dataset(dataset)
-        return ahead(dataset, jit=self._model.jit_compile) if overlap_of(self._model) else dataset
 
 
 def _learning_rates(model: keras.Model) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Batches as `fit` would hand them to the training step, from a dataset or given directly."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -15,8 +16,10 @@ Data = Any
 
 _LARGE_BATCH = 4096  # examples; more are probably a data set that was meant
 
-# The attribute under which tfopt.pipelines, a floor above, attaches a device stage to a dataset.
+# The attributes under which tfopt.pipelines, a floor above, attaches to a dataset a device stage, and the place from
+# which its next iteration reads.
 DEVICE_STAGE = "_tfopt_device_stage"
+PLACE = "_tfopt_place"
 
 
 def one_batch(data: Data) -> Any:
@@ -111,9 +114,20 @@ def first_batch(model: keras.Model, dataset: tf.data.Dataset) -> Any:
         tfopt.errors.PipelineError: If the dataset is empty.
     """
     stage = getattr(dataset, DEVICE_STAGE, None)
-    if stage is None or ends_on_device(dataset):
-        return _first(model.distribute_strategy.experimental_distribute_dataset(dataset))
-    return stage.batch(next(iter(stage.elements)))
+    with looked_at(dataset):
+        if stage is None or ends_on_device(dataset):
+            return _first(model.distribute_strategy.experimental_distribute_dataset(dataset))
+        return stage.batch(next(iter(stage.elements)))
+
+
+@contextmanager
+def looked_at(dataset: Any) -> Iterator[None]:
+    """Has what is begun to read of a pipeline in the `with` block take none of its epochs."""
+    place = getattr(dataset, PLACE, None)
+    before = None if place is None else place.position
+    yield
+    if place is not None:
+        place.move(before)
 
 
 def _first(dataset: Any) -> Any:

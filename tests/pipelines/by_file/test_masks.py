@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from iterations import read_from, three_iterations
+from iterations import read_from, three_epochs
 from PIL import Image
 from quick import first_quick
 
@@ -76,9 +76,9 @@ def test_orders_parts_and_positions(pairs, cache, tmp_path, monkeypatch):
     flips = [RandomFlip("1"), RandomFlip("1", axis="vertical")]
     options = {"batch_size": 2, "seed": 1, "cache": cache, "augment": flips, "split": 0.34}
     plan = plan_pipeline(source, **options)
-    expected = read_from(plan.build(), 1, 1, 1)
+    expected = read_from(plan.build(), 1, 1)
     assert expected[1] != expected[2]
-    assert three_iterations(plan.at(1, 1).build(), twins=False) == expected
+    assert three_epochs(plan.at(1, 1).build()) == expected
     halves = [read(source.part(index, 2), training=True, remainder="keep", cache=cache) for index in (0, 1)]
     assert sorted(red.tobytes() for half in halves for red in half) == sorted(red.tobytes() for red in PIXELS)
 

@@ -298,7 +298,6 @@ def test_the_plan_says_where_what_is_done():
 
 def test_the_profiler_refuses_it():
     plan = plan_pipeline(DATA, batch_size=5, cache="device")
-    with pytest.raises(UnsupportedError, match="Found cache='device'"):
-        profile_pipeline(plan, seconds=0.1)
-    with pytest.raises(PipelineError, match=r"overlap\(model\)"):
-        profile_pipeline(plan.build(), seconds=0.1)
+    for given in (plan, plan.build()):
+        with pytest.raises(UnsupportedError, match="Found cache='device'"):
+            profile_pipeline(given, seconds=0.1)

@@ -57,12 +57,6 @@ def test_positions_are_still_read_many_at_once():
     assert not [name for name in stages if "Batch" in name]  # none collects single numbers
 
 
-def test_what_is_chosen_by_its_place_is_read_in_one_order():
-    """Else reading side by side would put some examples into both parts, and others into neither."""
-    assert plan_pipeline(tf.data.Dataset.range(9), batch_size=2, split=0.5).stage("order").setting == "kept"
-    assert plan_pipeline(np.arange(9), batch_size=2, split=0.5).stage("order").setting == "free"
-
-
 def test_the_plan_says_so(photos):
     train = plan_pipeline(str(photos), batch_size=4, split=0.25, transform=lambda image, label: label)
     assert "split=0.25: 9 of 12 to train on; training=False has those to validate on" in unwrapped(train)

@@ -7,9 +7,11 @@ from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.as_source import arrays
-from tfopt.pipelines.shared.seeding import in_batches, in_turn, permutation, sequence
+from tfopt.pipelines.shared.epochs import Epoch, _Draw
+from tfopt.pipelines.shared.seeding import in_batches, permutation, sequence
 
 COUNT = 50
+KEY = Epoch.first(3).key("files")
 ROWS = {
     "row": np.random.default_rng(0).random((COUNT, 3, 2)).astype("float32"),
     "number": (np.arange(COUNT), np.array([f"é{number}" for number in range(COUNT)])),
@@ -23,7 +25,7 @@ def numbers_of(batches):
 
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("size", [1, 7, 10, 50, 60])
-@pytest.mark.parametrize("make", [sequence, lambda count: permutation(count, 3)])
+@pytest.mark.parametrize("make", [sequence, lambda count: permutation(count, KEY)])
 def test_numbers_come_in_the_batches_of_batch(make, size, full):
     for numbers in (make(COUNT), make(COUNT).prefetch(1)):  # the second one is batched number by number
         batches = in_batches(numbers, size, full=full)
@@ -35,22 +37,17 @@ def test_numbers_come_in_the_batches_of_batch(make, size, full):
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_permutation_changes_with_each_iteration_unless_it_is_to_stay():
-    for seed in (None, 3):
-        changing, same = permutation(COUNT, seed), permutation(COUNT, seed, reshuffle=False)
-        drawn = [numbers_of(dataset) for dataset in (changing, changing, same, same)]
-        assert all(sorted(each) == list(range(COUNT)) for each in drawn)
-        assert drawn[0] != drawn[1]
-        assert drawn[2] == drawn[3]
-    assert numbers_of(permutation(COUNT, None, reshuffle=False)) != drawn[3]
+def test_draws_follow_from_the_seed_the_epoch_and_the_part_alone():
+    def drawn(seed, epoch, part="files", mixed=None, own=None, lasts=False):
+        return tuple(_Draw(part, mixed, own, lasts).key(seed, epoch))
 
-
-def test_the_first_iteration_alone_is_another():
-    dataset = in_turn(tf.data.Dataset.range(3), tf.data.Dataset.range(10, 13))
-    assert len(dataset) == 3
-    assert [numbers_of(dataset) for _ in range(3)] == [[0, 1, 2], [10, 11, 12], [10, 11, 12]]
-    iterators = [iter(in_turn(tf.data.Dataset.range(3), tf.data.Dataset.range(10, 13))) for _ in range(2)]
-    assert [int(next(each)) for each in iterators] == [0, 0], "one dataset counts the iterations of another"
+    keys = [drawn(3, 0), drawn(4, 0), drawn(3, 1), drawn(3, 0, "shuffle"), drawn(3, 0, mixed=0), drawn(3, 0, mixed=1)]
+    keys += [drawn(2**40, 0), drawn(3, 0, own=7), drawn(3, 0, lasts=True)]
+    assert len({*keys}) == len(keys)
+    assert (drawn(3, 1), drawn(4, 0, own=7), drawn(3, 5, lasts=True)) == (keys[2], keys[-2], keys[-1])
+    whole = numbers_of(permutation(COUNT, KEY))
+    assert sorted(whole) == list(range(COUNT)) != whole
+    assert numbers_of(permutation(COUNT, KEY, skipped=7)) == whole[7:]
 
 
 CHUNKED = [
