@@ -19,7 +19,9 @@ def test_the_pages_show_the_recorded_diagnosis(page, said):
 
 
 def test_the_record_is_what_the_command_prints_and_the_pages_say_where_it_ran():
-    assert json.loads(json.dumps(Diagnosis.from_dict(RECORDED).to_dict())) == RECORDED
+    printed = json.loads(json.dumps(Diagnosis.from_dict(RECORDED).to_dict()))
+    assert printed.pop("unexplained_ms") == pytest.approx(RECORDED["unexplained_ms"])  # sums differ between Pythons
+    assert printed == {name: value for name, value in RECORDED.items() if name != "unexplained_ms"}
     found = RECORDED["environment"]
     assert (found["host"]["cpus"], found["gpus"]) == (2, [])
     for page in (doctor.WHOLE, doctor.SHORT):

@@ -6,7 +6,7 @@ import tensorflow as tf
 from resumed_fits import CASES, EPOCHS, MOMENTS, Case, Interrupt, X, Y, difference
 
 from tfopt.callbacks import TrainingCheckpoint
-from tfopt.pipelines import build_pipeline
+from tfopt.pipelines import build_pipeline, plan_pipeline
 
 _QUICK = {
     ("arrays", "within an epoch"),
@@ -67,6 +67,25 @@ def test_a_pipeline_without_a_seed_goes_on_with_the_one_it_has_drawn(tmp_path, m
 def test_a_validation_reads_its_pipeline_before_the_training_reads_on(tmp_path):
     """The training has read a part of an epoch, and the validation the next one, of the same pipeline."""
     assert difference(CASES["validation of the same pipeline by steps"], tmp_path, ("validation", 0, 1)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_pipeline_that_begins_in_the_middle_goes_on_from_there(tmp_path):
+    case = Case(data=lambda: plan_pipeline((X, Y), batch_size=8, seed=4, remainder="keep").at(1, 3).build())
+    assert difference(case, tmp_path, ("step", 0, 1)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "said"), [(None, "is shuffled or batched otherwise than in the checkpoint"), (4, "")])
+def test_another_order_of_the_same_numbers_is_noticed(tmp_path, caplog, seed, said):
+    """Without a seed a cache may change the order, which depends on free memory; with one it does not."""
+    options = {"batch_size": 8, "remainder": "keep", "seed": seed, "transform": lambda x, y: (2 * x, y)}
+    caches = iter(["memory", None])
+    case = Case(data=lambda: build_pipeline((X, Y), cache=next(caches), **options))
+    case.interrupted(tmp_path, *MOMENTS["within an epoch"], strategy=tf.distribute.get_strategy())
+    assert ("The epoch starts over" in caplog.text) is bool(said)
+    assert said in caplog.text
 
 
 @pytest.mark.slow

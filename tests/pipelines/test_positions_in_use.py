@@ -9,9 +9,11 @@ import tensorflow as tf
 from quick import first_quick
 
 from tfopt.errors import UnsupportedError
+from tfopt.model.batches import first_batch, looked_at
 from tfopt.pipelines import RandomCrop, Source, build_pipeline, per_batch, plan_pipeline, profile_pipeline
 from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.plan import place_of, plan_of
+from tfopt.pipelines.shared.epochs import Place, Position
 from tfopt.pipelines.sources import parts
 from tfopt.pipelines.stages import batch_stages
 
@@ -72,6 +74,26 @@ def test_an_epoch_begins_when_its_first_batch_is_read():
     assert contents(opened) == epochs[2], "opened first, and read third"
     place_of(dataset).move(replace(place_of(dataset).position, epoch=1, batch=3))
     assert [contents(dataset) for _ in range(2)] == [epochs[1][3:], epochs[2]]
+
+
+def test_a_look_at_the_first_batch_takes_no_epoch():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    dataset = plan_pipeline((np.zeros((COUNT, 1), "float32"), np.arange(COUNT)), **OPTIONS).build()
+    seen = contents([first_batch(model, dataset)])
+    with pytest.raises(ZeroDivisionError), looked_at(dataset):
+        raise ZeroDivisionError(next(iter(dataset)))
+    assert place_of(dataset).position.is_start
+    assert contents(dataset)[:1] == seen
+
+
+def test_positions_that_no_iterator_took_are_forgotten():
+    place = Place(Position(7))
+    place.move(Position(7, 0, 4), Position(7, 1))
+    place.settle()
+    assert place.position == Position(7, 1)
+    place.begin([7, 5, 0, -1])  # of an iterator that was restored, and taken elsewhere
+    assert place.position == Position(7, 6)
 
 
 @pytest.mark.parametrize("steps", [None, 3])

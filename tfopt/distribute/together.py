@@ -34,7 +34,7 @@ def exchange(strategy: Any, value: Any) -> list[Any]:
     sizes = np.zeros(count, np.int64)
     sizes[index] = data.size
     sizes = total(strategy, sizes)
-    rows = np.zeros((count, sizes.max()), np.int64)
+    rows = np.zeros((count, int(np.max(sizes))), np.int64)
     rows[index, : data.size] = data
     return [json.loads(bytes(row[:size].tolist())) for row, size in zip(total(strategy, rows), sizes, strict=True)]
 

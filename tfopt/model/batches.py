@@ -125,9 +125,11 @@ def looked_at(dataset: Any) -> Iterator[None]:
     """Has what is begun to read of a pipeline in the `with` block take none of its epochs."""
     place = getattr(dataset, PLACE, None)
     before = None if place is None else place.position
-    yield
-    if place is not None:
-        place.move(before)
+    try:
+        yield
+    finally:
+        if place is not None:
+            place.move(before)
 
 
 def _first(dataset: Any) -> Any:
