@@ -16,7 +16,7 @@ from tfopt.bench.workloads import photos
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 from tfopt.pipelines import CentralCrop, RandomCrop, images, plan_pipeline
-from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.cache.values import fingerprint
 from tfopt.pipelines.inspection import facts
 
 REPEATS = 7

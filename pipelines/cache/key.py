@@ -4,16 +4,15 @@ Change anything below, and another cache is written; whatever is missing here wo
 """
 
 import hashlib
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.pipelines.cache.choice import CacheChoice, reads_by_position
-from tfopt.pipelines.cache.fingerprint import fingerprint
 from tfopt.pipelines.cache.folder import FORMAT
+from tfopt.pipelines.cache.graph import hash_graph
+from tfopt.pipelines.cache.values import fingerprint
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.crop_elements import crop_example
 from tfopt.pipelines.shared.nondeterminism import CHANGING
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.seeding import part_seed
@@ -22,7 +21,10 @@ from tfopt.pipelines.shared.seeding import part_seed
 def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str:
     """Returns the key: "tfopt-" and a SHA-256.
 
-    Raises ValueError if the source or a function cannot be fingerprinted, and there is no `cache_key` in its place.
+    The functions are those that `facts` holds, as they were traced.
+
+    Raises ValueError if the source has no fingerprint, or what a function depends on is not in its graph, and there is
+    no `cache_key` in its place.
     """
     source, sample = facts.source, facts.sample
     if source.fingerprint is None and options.cache_key is None:
@@ -30,17 +32,11 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
             "Expected a source whose data can be fingerprinted, for a cache on disk. This one has no `fingerprint`. "
             "Pass cache_key='…', a text that you change whenever the data change, or a Source with fingerprint=."
         )
-    data = "cache_key" if source.fingerprint is None else _fingerprint("source", source.fingerprint(), options)
-    crop = (
-        None
-        if options.crop is None or options.crop.random
-        else partial(crop_example, crop=options.crop, crop_with=options.crops_with)
-    )
+    data = "cache_key" if source.fingerprint is None else _of_values(source.fingerprint(), options)
     by_position = reads_by_position(options, facts)
     order = [part_seed(options.seed or 0, "mix"), by_position] if options.shuffle else None
-    decode = [source.encoded if crop and source.encoded else source.decode]
-    if source.decode_batch is not source.decode:
-        decode.append(source.decode_batch)
+    cropped = options.crop is not None and not options.crop.random
+    stages = ["decode", *["crop"] * cropped, *["transform"] * (cache.after == "transform")]
     parts: list[Any] = [
         ("format", FORMAT),
         ("TensorFlow", tf.__version__),
@@ -49,19 +45,13 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("order", order),
         ("count", facts.count),
         ("remainder", options.batch_size if options.remainder == "drop" and not options.shuffle else None),
-        ("crop", _fingerprint("crop", crop, options)),
         ("key", options.cache_key),
         ("source", data),
-        ("decode", _fingerprint("decode", decode, options)),
+        *((stage, _of_functions(stage, facts.traced.functions[stage], options)) for stage in stages),
     ]
     if facts.part is not None:
         part = facts.part
-        chosen = [part.chosen] if part.chosen else []  # else the key is that of earlier versions
-        parts.append(("part", [part.index, part.parts, part.block, part.size, part.batches, *chosen]))
-    if cache.after == "transform":
-        transform = options.transformation
-        called = None if transform is None else [transform.by_batch, transform.call]
-        parts.append(("transform", _fingerprint("transform", called, options)))
+        parts.append(("part", [part.index, part.parts, part.block, part.size, part.batches, part.chosen]))
     return "tfopt-" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -75,11 +65,27 @@ def expect_one_order(facts: Facts) -> None:
             )
 
 
-def _fingerprint(name: str, value: Any, options: PipelineOptions) -> str:
-    """Returns the fingerprint of a part; if it has none, `cache_key` stands for it."""
+def _of_values(value: Any, options: PipelineOptions) -> str:
+    """Returns the fingerprint of a source; if it has none, `cache_key` stands for it."""
     try:
-        return fingerprint(value, name=name)
+        return fingerprint(value, name="source")
     except ValueError:
         if options.cache_key is None:
             raise
         return "cache_key"
+
+
+def _of_functions(stage: str, functions: list[Any], options: PipelineOptions) -> list[str]:
+    """Returns the hashes of traced functions; `cache_key` stands for whatever these do not show."""
+    hashes = []
+    for function in functions:
+        # Which files a source reads is in its fingerprint.
+        known, unseen = hash_graph(function, reads_files=stage != "transform")
+        if unseen and options.cache_key is None:
+            raise ValueError(
+                f"Expected functions whose results follow from their graph, for a cache on disk. {stage!r} holds "
+                f"{unseen[0]}: a change of that would go unnoticed. Pass cache_key='…', a text that you change "
+                "whenever the result would change."
+            )
+        hashes.append(known)
+    return hashes

@@ -1,7 +1,7 @@
 """`inspect_source()`: everything the planner learns about a source and the functions before it decides."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -59,6 +59,10 @@ class Facts:
     raw_examples: bool  # whether raw elements are examples: nothing decodes, crops or transforms them
     by_batch: bool  # whether `decode_batch` is quicker for these examples than `decode`
     pinned: bool  # whether batches are worth the map-and-batch that makes them in memory pinned for the GPU
+
+    def traced_again(self, options: PipelineOptions) -> "Facts":
+        """Returns the facts with the functions up to `transform` traced now: what they read may have changed."""
+        return replace(self, traced=trace(self.source, options, self.traced.raw, again=True))
 
 
 def inspect_source(source: Source, options: PipelineOptions, take: Take = take_part) -> Facts:

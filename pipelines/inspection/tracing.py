@@ -41,39 +41,62 @@ class Traced:
     in_decode: list[Finding]
     in_transform: list[Finding]
     in_augment: list[list[Finding]]  # for each function
+    functions: dict[str, list[Any]]  # the concrete functions of "decode", "crop" and "transform"
 
 
-def trace(source: Source, options: PipelineOptions, raw: Any) -> Traced:
-    """Traces the stages on a few raw elements; refuses a function as `inspect_source` says."""
+def trace(source: Source, options: PipelineOptions, raw: Any, *, again: bool = False) -> Traced:
+    """Traces the stages on a few raw elements; refuses a function as `inspect_source` says.
+
+    Args:
+        source: The source.
+        options: Those of the pipeline.
+        raw: The raw elements.
+        again: Leaves out `augment`, and looking for frozen draws, since an earlier call has looked.
+    """
     _expect_tensors("read", source.name, raw)
-    decoded, decode = _traced("decode", source.decode, raw)
-    together, decode_batch = [], None
+    decoded, decode = _traced("decode", source.decode, raw, again=again)
+    together: list[tuple[str, Any, Any]] = []
+    decode_batch: list[Any] = []
     if source.decode_batch is not None:
-        batch, decode_batch = _traced("decode", source.decode_batch, raw.batch(_TOGETHER))
+        batch, decode_batch = _traced("decode", source.decode_batch, raw.batch(_TOGETHER), again=again)
         together.append((f"decode_batch of {source.name}", decoded, batch))
-    cropped = decoded if options.crop is None else _cropped(source, options.crop, options.crops_with, raw, decoded)
+    cropped: Any = decoded
+    crops: list[Any] = []
+    if options.crop is not None:
+        cropped, crops = _cropped(source, options.crop, options.crops_with, raw, decoded)
     transformation = options.transformation
     if transformation is not None and transformation.by_batch:
         _expect_one_length(transformation, cropped, options)
-        batches, transform = _traced("transform", transformation.call, cropped.batch(1))
+        batches, transform = _traced("transform", transformation.call, cropped.batch(1), again=again)
         examples = in_single_examples(batches)
         together.append((transformation.name, examples, _mapped(transformation, cropped.batch(_TOGETHER))))
     else:
-        examples, transform = _traced("transform", None if transformation is None else transformation.call, cropped)
+        call = None if transformation is None else transformation.call
+        examples, transform = _traced("transform", call, cropped, again=again)
     augmented, augment, batched = examples, [], False
-    for function in options.augmentations:
+    for function in () if again else options.augmentations:
         before = _batches(augmented, options) if function.by_batch and not (batched or source.batched) else augmented
         batched = function.by_batch
         seed = {"seed": tf.zeros(2, tf.int32)} if function.seeded else {}
-        augmented, graph = _traced("augment", function.call, before, **seed)
-        augment.append(graph)
+        augmented, graphs = _traced("augment", function.call, before, **seed)
+        augment.append(graphs)
     if options.crop is not None and not options.crop.random:
         decoded = cropped
-    graphs = (decode, decode_batch, transform, *augment)
-    in_decode, in_many, in_transform, *in_augment = (
-        [] if graph is None else find_in_function(graph) for graph in graphs
+    return Traced(
+        raw=raw,
+        decoded=decoded,
+        examples=examples,
+        together=together,
+        augmented=augmented,
+        in_decode=_findings([*decode, *decode_batch]),
+        in_transform=_findings(transform),
+        in_augment=[_findings(graphs) for graphs in augment],
+        functions={"decode": [*decode, *decode_batch], "crop": crops, "transform": transform},
     )
-    return Traced(raw, decoded, examples, together, augmented, in_decode + in_many, in_transform, in_augment)
+
+
+def _findings(graphs: list[Any]) -> list[Finding]:
+    return [finding for graph in graphs for finding in find_in_function(graph)]
 
 
 def _expect_one_length(transformation: StageFunction, examples: Any, options: PipelineOptions) -> None:
@@ -92,17 +115,23 @@ def _batches(examples: Any, options: PipelineOptions) -> Any:
     return examples.batch(options.batch_size)
 
 
-def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> Any:
-    before = decoded if source.encoded is None else _mapped(StageFunction("decode", source.encoded), raw)
+def _cropped(source: Source, crop: Any, crop_with: dict[str, bool], raw: Any, decoded: Any) -> tuple[Any, list[Any]]:
+    """Returns the cropped examples, and the graphs by which they are made."""
+    before, graphs = decoded, []
+    if source.encoded is not None:
+        before = _mapped(StageFunction("decode", source.encoded), raw)
+        graphs.append(before._map_func.function)
     expect_movable(before.element_spec, crop_with, "crop_with")
     seed = tf.zeros(2, tf.int32)
-    return _mapped(StageFunction("crop", partial(crop_example, crop=crop, crop_with=crop_with, seed=seed)), before)
+    call = partial(crop_example, crop=crop, crop_with=crop_with, seed=seed)
+    cropped = _mapped(StageFunction("crop", call), before)
+    return cropped, [*graphs, cropped._map_func.function]
 
 
-def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[Any, Any]:
-    """Returns the dataset after a function, and its graph; None without a function."""
+def _traced(stage: str, function: Any, dataset: Any, *, again: bool = False, **keywords: Any) -> tuple[Any, list[Any]]:
+    """Returns the dataset after a function, and its graph; the same dataset and none without a function."""
     if function is None:
-        return dataset, None
+        return dataset, []
     called = StageFunction(stage, function)
     if is_layer(function):
         _refuse_bare_layer(called, dataset.element_spec)
@@ -110,10 +139,12 @@ def _traced(stage: str, function: Any, dataset: Any, **keywords: Any) -> tuple[A
     traced = _mapped(called, dataset, **keywords)
     _expect_tensors(stage, called.name, traced)
     graph = traced._map_func.function
-    # A tf.function would keep its first trace.
-    plain = StageFunction(stage, getattr(function, "python_function", function))
-    refuse_frozen_draws(stage, function, lambda: _mapped(plain, dataset, **keywords)._map_func.function, graph, states)
-    return traced, graph
+    if not again:
+        # A tf.function would keep its first trace.
+        plain = StageFunction(stage, getattr(function, "python_function", function))
+        new = partial(_mapped, plain, dataset, **keywords)
+        refuse_frozen_draws(stage, function, lambda: new()._map_func.function, graph, states)
+    return traced, [graph]
 
 
 def _mapped(function: StageFunction, dataset: Any, **keywords: Any) -> Any:

@@ -105,7 +105,7 @@ def records(
             at=partial(_read_at, chosen) if large and chosen.offsets else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),
-            fingerprint=partial(_fingerprint, files, (features, parse, index, on_bad_record)),
+            fingerprint=partial(_fingerprint, files, on_bad_record),
             class_names=None if index is None else index.class_names,
             part=lambda number, parts: reading(chosen.part(number, parts)),
         )
@@ -294,14 +294,11 @@ def _unpack_image(spec: Any, record: Any) -> Any:
     return decode_image(contents), *rest
 
 
-def _fingerprint(files: list[RecordFile], functions: Any) -> Any:
-    """Returns what changes whenever the records, or what is made of them, may have changed."""
-    features, parse, index, on_bad_record = functions
+def _fingerprint(files: list[RecordFile], on_bad_record: str) -> Any:
+    """Returns what changes whenever the records may have changed."""
     return {
         "files": file_stamps(file.path for file in files),
         "sha256": [None if file.shard is None else file.shard.sha256 for file in files],
-        "functions": [None if features is None else repr(sorted(features.items())), parse],
-        "spec": None if index is None else [index.spec, index.image],
         "on_bad_record": on_bad_record,
     }
 

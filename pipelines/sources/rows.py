@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.cache.values import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves, nth
 

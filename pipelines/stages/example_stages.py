@@ -89,7 +89,7 @@ class Cache(Stage):
             store = Store(
                 choice.folder,
                 # Not the planned key: the functions are traced now, and what they read may have changed since.
-                partial(cache_key, options, facts, choice),
+                partial(cache_key, options, facts.traced_again(options), choice),
                 count=facts.used,
                 expected_bytes=None if choice.bytes is None else int(choice.bytes),
                 limit_bytes=None if options.cache_limit_gib is None else int(options.cache_limit_gib * 2**30),

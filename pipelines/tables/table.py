@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.cache.fingerprint import fingerprint
+from tfopt.pipelines.cache.values import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.shared.seeding import from_batches
