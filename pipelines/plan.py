@@ -64,7 +64,7 @@ class PipelinePlan(Shown):
         `evaluate`, `predict` or a loop of your own under the strategy.
 
         Raises:
-            ValueError: If what a cache on disk would hold can no longer be fingerprinted.
+            ValueError: If what a cache on disk would hold no longer follows from its key.
         """
         return self._built(once=False)
 
@@ -227,8 +227,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             half of its free memory; batches are made there, and `fit` needs `tfopt.fit.overlap`. With "auto" `overlap`
             finds them there too, in up to a quarter of the GPU's free memory, and a plain `fit` works as well.
         cache_after: "decode" caches before `transform`, "transform" after it; "auto" chooses.
-        cache_key: Replaces, in the key of a cache on disk, what cannot be fingerprinted. Change it whenever the
-            examples would change.
+        cache_key: Stands, in the key of a cache on disk, for what functions do that is not in their graph, and for a
+            source without a fingerprint. Change it whenever the examples would change.
         cache_limit_gib: What all caches in the folder may take together, in GiB; a new one replaces the least recently
             used. Default: limited by the disk alone.
         shuffle: Default: True when training.
@@ -265,7 +265,7 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Raises:
         TypeError: If an argument is unknown or of the wrong type.
         ValueError: If an argument is out of range; the cache or TensorFlow's tracing would freeze random draws, or
-            `seed` could not control them; what a cache on disk would hold cannot be fingerprinted; examples cannot be
+            `seed` could not control them; what a cache on disk would hold does not follow from its key; examples cannot be
             cropped, padded or kept on the device; or a tf.data service could not run the pipeline.
         UnsupportedError: If cache="device" is used under a distribution strategy; several processes train together and
             this is outside of their strategy's scope, or their source cannot be divided; or an option needs single

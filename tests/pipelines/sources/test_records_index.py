@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import build_pipeline, records, verify_records
+from tfopt.pipelines import build_pipeline, plan_pipeline, records, verify_records
 from tfopt.pipelines.tfrecords.format import INDEX_NAME
 from tfopt.pipelines.write import write_records
 
@@ -116,24 +116,36 @@ def test_on_bad_record_is_checked(folder):
         records(folder(), on_bad_record="skp")
 
 
-def test_the_fingerprint_changes_with_the_files_and_the_functions(folder, record_files):
+def test_the_fingerprint_changes_with_the_files(folder, record_files):
     path = folder()
-    plain = record_files()
-    features = {"number": tf.io.FixedLenFeature([], tf.int64)}
     found = [
         records(path).fingerprint(),
         records(files(path)[:3]).fingerprint(),
         records(path, on_bad_record="skip").fingerprint(),
-        records(path, parse=len).fingerprint(),
-        records(plain).fingerprint(),
-        records(plain, features=features).fingerprint(),
-        records(plain, features=features | {"more": tf.io.FixedLenFeature([], tf.int64)}).fingerprint(),
+        records(record_files()).fingerprint(),
     ]
     assert all(one != other for number, one in enumerate(found) for other in found[:number])
     source = records(path)
     assert source.fingerprint() == found[0]
     os.utime(files(path)[3], (1, 1))
     assert source.fingerprint() != found[0]
+
+
+def test_the_key_of_a_cache_changes_with_the_functions(record_files, tmp_path):
+    plain, number = record_files(), {"number": tf.io.FixedLenFeature([], tf.int64)}
+    given = [
+        {},
+        {"parse": tf.strings.length},
+        {"parse": lambda record: tf.strings.length(record) + 1},
+        {"features": number},
+        {"features": {"number": tf.io.FixedLenFeature([], tf.int64, default_value=3)}},
+    ]
+    first, again = (
+        [plan_pipeline(records(plain, **each), batch_size=2, cache=tmp_path).stage("cache").key for each in given]
+        for _ in range(2)
+    )
+    assert first == again
+    assert len({*first}) == len(given)
 
 
 @pytest.mark.parametrize("on_bad_record", ["error", "skip"])
