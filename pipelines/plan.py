@@ -64,7 +64,7 @@ class PipelinePlan(Shown):
         `evaluate`, `predict` or a loop of your own under the strategy.
 
         Raises:
-            ValueError: If what a cache on disk would hold no longer follows from its key.
+            ValueError: If a cache on disk could be stale unnoticed, by what functions do now.
         """
         return self._built(once=False)
 
@@ -265,8 +265,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Raises:
         TypeError: If an argument is unknown or of the wrong type.
         ValueError: If an argument is out of range; the cache or TensorFlow's tracing would freeze random draws, or
-            `seed` could not control them; what a cache on disk would hold does not follow from its key; examples cannot be
-            cropped, padded or kept on the device; or a tf.data service could not run the pipeline.
+            `seed` could not control them; a cache on disk could be stale unnoticed; examples cannot be cropped, padded
+            or kept on the device; or a tf.data service could not run the pipeline.
         UnsupportedError: If cache="device" is used under a distribution strategy; several processes train together and
             this is outside of their strategy's scope, or their source cannot be divided; or an option needs single
             examples, and the source makes whole batches.

@@ -51,7 +51,8 @@ def trace(source: Source, options: PipelineOptions, raw: Any, *, again: bool = F
         source: The source.
         options: Those of the pipeline.
         raw: The raw elements.
-        again: Leaves out `augment`, and looking for frozen draws, since an earlier call has looked.
+        again: Leaves out `augment`, and what an earlier call has looked for: frozen draws, and functions of many that
+            treat elements otherwise than alone.
     """
     _expect_tensors("read", source.name, raw)
     decoded, decode = _traced("decode", source.decode, raw, again=again)
@@ -69,7 +70,8 @@ def trace(source: Source, options: PipelineOptions, raw: Any, *, again: bool = F
         _expect_one_length(transformation, cropped, options)
         batches, transform = _traced("transform", transformation.call, cropped.batch(1), again=again)
         examples = in_single_examples(batches)
-        together.append((transformation.name, examples, _mapped(transformation, cropped.batch(_TOGETHER))))
+        if not again:
+            together.append((transformation.name, examples, _mapped(transformation, cropped.batch(_TOGETHER))))
     else:
         call = None if transformation is None else transformation.call
         examples, transform = _traced("transform", call, cropped, again=again)

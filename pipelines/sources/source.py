@@ -92,9 +92,9 @@ class Source:
     """Whether all encoded images are JPEGs; if not, each crop looks at the format."""
 
     fingerprint: Callable[[], Any] | None = None
-    """Returns what changes whenever the raw elements, or files that `decode` reads, may have changed, such as paths with
-    sizes and times: numbers, strings and arrays in dicts and lists. A cache on disk needs it, or a `cache_key`; it finds
-    changes of `decode` itself."""
+    """Returns what changes whenever raw elements, or files that `decode` reads, may have changed, such as paths with
+    sizes and times: numbers, strings and arrays in dicts and lists. A cache on disk needs it, or a `cache_key`; changes
+    of `decode` itself it finds."""
 
     class_names: tuple[str, ...] | None = None
     """Names of the classes, in the order of their labels. Default: unknown."""

@@ -168,7 +168,7 @@ def plan_functions(
 def plan_cache(options: PipelineOptions, facts: Facts, choice: CacheChoice) -> Cache:
     """Returns the stage "cache".
 
-    With cache="auto", what no key can name is not cached, and the reason says so.
+    With cache="auto", what has no key is not cached, and the reason says so.
 
     Raises:
         ValueError: If a cache on disk was asked for whose content has no fixed order or no key.

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tfopt.pipelines.cache.graph import _FILES, _PURE, _Walk, hash_graph
-from tfopt.pipelines.sources.source import held_on_host
 from tfopt.pipelines.shared.nondeterminism import _RANDOM
+from tfopt.pipelines.sources.source import held_on_host
 
 X = tf.TensorSpec((3,), tf.float32)
 # Inputs and attributes by which an operation is given a file, or another place outside of the program.
