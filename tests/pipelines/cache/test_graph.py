@@ -11,7 +11,6 @@ from tfopt.pipelines.cache.graph import _FILES, _PURE, _Walk, hash_graph
 from tfopt.pipelines.shared.nondeterminism import _RANDOM
 from tfopt.pipelines.sources.source import held_on_host
 
-X = tf.TensorSpec((3,), tf.float32)
 # Inputs and attributes by which an operation is given a file, or another place outside of the program.
 PLACE = re.compile(r"(^|_)(files?|filenames?|file_?patterns?|paths?|directory|dir|prefix|address|urls?)$")
 
@@ -97,10 +96,11 @@ def test_of_what_is_not_in_the_graph_only_its_place_counts():
 
 def test_operations_that_are_given_a_place_outside_are_refused():
     walk = _Walk([], reads_files=False)
-    outside = {"TensorSliceDataset"}  # is_files only tells others to divide it
+    only_told = {"CTCBeamSearchDecoder", "TensorSliceDataset", "RegisterDataset", "RegisterDatasetV2"}
+    only_told |= {"DebugIdentity", "DebugNanCount", "DebugNumericSummary"}  # none of them reads there
     for name in dir(tf.raw_ops):
         definition = op_def_registry.get(name)
-        if definition is not None and name not in outside:
+        if definition is not None and name not in only_told:
             parts = [*definition.input_arg, *definition.attr]
             if any(PLACE.search(part.name) for part in parts):
                 assert walk._unseen(name), name
