@@ -200,9 +200,9 @@ REFUSED = {
         "def f(x): return K.lookup(tf.cast(x, tf.int32))"
     ),
     "a captured dataset": "K = tf.data.Dataset.range(3)\ndef f(x): return K.reduce(x, lambda y, i: y + 1)",
-    "ReadFile": "def f(x): return x, tf.strings.length(tf.io.read_file(__file__))",
-    "MatchingFiles": "def f(x): return x, tf.size(tf.io.matching_files(__file__))",
-    "TextLineDataset": ("def f(x): return tf.data.TextLineDataset(__file__).reduce(x, lambda y, line: y + 1)"),
+    "ReadFile": "def f(x): return x, tf.strings.length(tf.io.read_file(os.__file__))",
+    "MatchingFiles": "def f(x): return x, tf.size(tf.io.matching_files(os.__file__))",
+    "TextLineDataset": ("def f(x): return tf.data.TextLineDataset(os.__file__).reduce(x, lambda y, line: y + 1)"),
     "inside a branch PyFunc": (
         "def g(x): return tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), (3,))\n"
         "@tf.function\ndef f(x): return tf.cond(x[0] > 1, lambda: g(x), lambda: x)"
