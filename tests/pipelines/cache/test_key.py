@@ -46,7 +46,7 @@ def test_what_a_graph_does_not_show_wants_a_cache_key(key_of, name):
 def test_another_process_finds_the_same_keys(key_of):
     """With other hashes of texts, and the programs in another order."""
     here = {}
-    for name, (program, *_) in (changes.SEEN | changes.ALIKE).items():
+    for name, (program, *_) in changes.ACROSS.items():
         here[name] = key_of(program)
         changes.settings_restored()
     output = subprocess.run(
