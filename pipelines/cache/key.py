@@ -49,6 +49,8 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("source", data),
         *((stage, _of_functions(stage, facts.traced.functions[stage], options)) for stage in stages),
     ]
+    if cache.after == "transform" and options.transformation is not None:
+        parts.append(("by batch", options.transformation.by_batch))  # kernels may round otherwise
     if facts.part is not None:
         part = facts.part
         parts.append(("part", [part.index, part.parts, part.block, part.size, part.batches, part.chosen]))
