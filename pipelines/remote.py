@@ -1,39 +1,59 @@
-"""`fetch`: whole local copies of remote files, in spite of a network and servers that fail."""
+"""`fetch`: whole local copies of remote files by fsspec, in spite of a network and servers that fail."""
 
+import asyncio
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
+import random
+import re
 import secrets
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
 from tfopt.errors import PipelineError, summarize_error
-from tfopt.files import LineAppender
+from tfopt.files import LineAppender, sync
 from tfopt.hardware.host_limits import MIB
-from tfopt.pipelines.remote_files import AT_ONCE, RemoteFile, listed
 from tfopt.pipelines.shared.paths import kept
 from tfopt.warn import warn_once
 
-_PART = ".part"
-_STAMPS = "stamps.jsonl"
+_AT_ONCE = 128  # files: fsspec's own number where 1,024 files may be open
+_PAUSES = tuple(0.5 * 2**number for number in range(7))  # seconds before a request is repeated
+_STALLED = 120  # seconds without a byte after which a web server's answer has failed
+_LARGE = 8 * MIB  # bytes of a file that may change while it is fetched
+# What file systems say of a file's version, beside its size. The times are the last resort.
+_VERSIONS = (
+    *("ETag", "etag", "md5Hash", "Content-MD5", "content_md5", "generation"),
+    *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
+)
+_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # errors not worth another try
+_PASSING = (408, 425, 429)  # HTTP's refusals that are
+_NO_FILE = re.compile("[?#]|/[.][.]/|/(mailto|javascript):")  # a link of a web server's listing, such as to sort it
+
+
+@dataclass(slots=True)
+class _File:
+    files: Any  # its file system
+    path: str  # there
+    base: str  # the URL of the folder that it lies in, or that was asked for
+    name: str  # its path from there
+    state: list[Any] | None  # its size and version; None if the listing does not tell
 
 
 def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = None) -> Any:
     """Copies remote files to a local disk, once, and returns the paths of the copies, for any source.
 
-    Use it for data in object stores, on web servers and on network disks. It lists once, sends up to 64 requests at a
+    Use it for data in object stores, on web servers and on network disks. It lists once, copies up to 128 files at a
     time, and repeats requests that fail, stall or are cut short. A file appears once it is whole. Later calls fetch
     what is new or has changed, and remove what is gone from a folder. Processes of one machine share the copies: one
     fetches, and the others wait for it.
@@ -66,168 +86,314 @@ def fetch(paths: str | Sequence[str], folder: str | os.PathLike[str] | None = No
     if not isinstance(urls, Sequence) or not urls or not all(isinstance(url, str) for url in urls):
         raise TypeError(f"fetch() expects a URL or a list of URLs. Received: {paths!r}. Pass strings.")
     target = Path(os.path.abspath(folder or kept() / "fetched"))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        found = list(threads.map(listed, urls))
-    kind = found[0][0]
-    whole = kind == "folder"
+    found = _run(_each(lambda asked: _listed(*asked), [(url, *_file_system(url)) for url in urls]))
+    kind, _ = found[0]
     if not single and any(each == "folder" for each, _ in found):
         raise PipelineError(
             f"Expected URLs of files in a list. Found a folder among {urls}. Fetch the folder in a call of its own."
         )
     files = [file for _, some in found for file in some]
-    _expect_places(files, target, whole=whole)
-    places = {file.base: target / hashlib.sha256(file.base.encode()).hexdigest()[:16] for file in files}
-    for base, place in places.items():
-        _bring([file for file in files if file.base == base], place, all_there_is=whole)
-    copies = [str(places[file.base] / "data" / file.name) for file in files]
-    if whole:
-        return str(places[files[0].base] / "data")
-    return copies[0] if single and kind == "file" else copies
-
-
-def _expect_places(files: list[RemoteFile], target: Path, *, whole: bool) -> None:
-    """Refuses files of which one would take the place of another, and copies inside the folder that is copied."""
-    paths = {(file.base, file.name): file.path for file in files}
-    for file in files:
-        above = [(file.base, str(folder)) for folder in PurePosixPath(file.name).parents]
-        for other in {paths[place] for place in [(file.base, file.name), *above] if place in paths} - {file.path}:
-            raise PipelineError(
-                f"Expected names of files that a disk can hold together. Found {other!r} and {file.path!r}. Rename one."
-            )
     root = files[0].base.removeprefix("file://")
-    if whole and target.is_relative_to(root):
+    if kind == "folder" and target.is_relative_to(root):
         raise PipelineError(
             f"Expected `folder` outside of the folder to fetch, {root!r}. Found {str(target)!r}. Pass another one."
         )
+    by_base: dict[str, dict[str, _File]] = {}
+    for file in files:
+        by_base.setdefault(file.base, {})[file.name] = file
+    places = {base: target / hashlib.sha256(base.encode()).hexdigest()[:16] for base in by_base}
+    for file in files:  # before any is fetched
+        _expect_own_place(file, by_base[file.base])
+    for base, some in by_base.items():
+        try:
+            _bring(some, places[base], all_there_is=kind == "folder")
+        except OSError as error:
+            raise PipelineError(
+                f"Expected to write to {target}. Found: {summarize_error(error)}. Make room there, or pass another "
+                "`folder`."
+            ) from error
+    if kind == "folder":
+        return str(places[files[0].base] / "data")
+    copies = [str(places[file.base] / "data" / file.name) for file in files]
+    return copies[0] if single and kind == "file" else copies
 
 
-def _bring(files: list[RemoteFile], place: Path, *, all_there_is: bool) -> None:
+def _file_system(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+
+        files, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise PipelineError(
+            f"Expected a URL that fsspec can open. Found {url!r}: {summarize_error(error)}. Check the URL, or run "
+            "pip install 'tfopt[remote]' and fsspec's package for its protocol."
+        ) from error
+    files.invalidate_cache()
+    return files, path
+
+
+async def _listed(url: str, files: Any, path: str) -> tuple[str, list[_File]]:
+    """Returns whether a URL is that of a "file", a "glob" or a "folder", and the files that it stands for."""
+    bare, _ = _without_query(files, path)
+    signs = [bare.index(sign) for sign in "*[" if sign in bare]  # a "?" begins the query of a URL
+    if signs:
+        from fsspec.utils import glob_translate
+
+        kind, base, matches = "glob", bare[: min(signs)].rpartition("/")[0], re.compile(glob_translate(path)).match
+        found = await _below(files, base, None if "**" in bare else bare[len(base) :].count("/"))
+        found = {name: entry for name, entry in found.items() if matches(name)}
+    else:
+        # Only the slash tells folders of a web server. Its files are looked at later, if at all.
+        entry = {"type": "file"} if _is_web(files) else await _ask(files, "info", path)
+        kind = "folder" if entry["type"] == "directory" or url.endswith("/") else "file"
+        base = bare.rstrip("/") if kind == "folder" else bare.rpartition("/")[0]
+        found = await _below(files, path) if kind == "folder" else {path: entry}
+    if not found:
+        raise PipelineError(f"Expected files at {url!r}. Found none. Check the URL.")
+    return kind, [_file(files, base, name, found[name]) for name in sorted(found)]
+
+
+async def _below(files: Any, folder: str, depth: int | None = None) -> dict[str, Any]:
+    """Returns the files below a folder, or so many levels of them, by their paths."""
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    stock = AsyncFileSystem._find if files.async_impl else AbstractFileSystem.find
+    if depth is None and getattr(type(files), stock.__name__) is not stock:  # an object store lists all at once
+        listed = await _ask(files, "find", folder, detail=True)
+        return {name: entry for name, entry in listed.items() if entry["type"] != "directory"}
+    # The stock way leaves out the folders that it failed to list, whose copies would then be removed.
+    found, folders, seen = {}, [folder], {folder.rstrip("/")}
+    while folders and depth != 0:
+        level = await _each(lambda some: _ask(files, "ls", some, detail=True), folders)
+        folders, depth = [], None if depth is None else depth - 1
+        for entry in [entry for some in level for entry in some]:
+            name = entry["name"].replace("/./", "/") if _is_web(files) else entry["name"]
+            if name.rstrip("/") in seen or (_is_web(files) and _NO_FILE.search(name)):
+                continue
+            seen.add(name.rstrip("/"))
+            if entry["type"] == "directory":
+                folders.append(name)
+            else:
+                found[name] = entry
+    return found
+
+
+def _file(files: Any, base: str, path: str, entry: dict[str, Any]) -> _File:
+    bare, query = _without_query(files, path)
+    name = bare.removeprefix(base)
+    name = str(PurePosixPath((unquote(name) if _is_web(files) else name).lstrip("/")))
+    if name == "." or ".." in name.split("/"):
+        raise PipelineError(f"Expected names of files that a disk can hold. Found {path!r}. Rename the file.")
+    state = _state(entry)
+    told = entry["type"] == "file" and None not in state  # of a link it is not said what it leads to
+    return _File(files, path, files.unstrip_protocol(base) + query, name, state if told else None)
+
+
+def _state(entry: Mapping[str, Any]) -> list[Any]:
+    """Size and version of a file, each None if that is not told."""
+    return [entry.get("size"), next((str(entry[key]) for key in _VERSIONS if entry.get(key)), None)]
+
+
+def _expect_own_place(file: _File, beside: dict[str, _File]) -> None:
+    """Refuses a file that would take the place of another one of its base."""
+    for name in (file.name, *map(str, PurePosixPath(file.name).parents)):
+        if (other := beside.get(name, file).path) != file.path:
+            raise PipelineError(
+                f"Expected names of files that a disk can hold together. Found {other!r} and {file.path!r}. Rename one."
+            )
+
+
+def _bring(files: dict[str, _File], place: Path, *, all_there_is: bool) -> None:
     """Fetches what is missing at a place or was changed; with `all_there_is`, removes what is not among `files`."""
-    data = place / "data"
-    with _alone(place) as stamps:
-        have = {stamp[0]: stamp for stamp in map(json.loads, stamps.path.read_text("utf-8").splitlines())}
-        for left in place.rglob(f".*{_PART}"):
-            left.unlink()
+    with contextlib.closing(_alone(place)) as stamps:
+        have = {stamp["name"]: stamp for stamp in map(json.loads, stamps.path.read_text("utf-8").splitlines())}
+        shutil.rmtree(place / "parts", ignore_errors=True)  # what a kill left
+        (place / "parts").mkdir()
         if all_there_is:
-            _remove_others(data, {file.name for file in files})
-        missing = [file for file in dict.fromkeys(files) if not _is_whole(data / file.name, have.get(file.name), file)]
-        _expect_room(missing, place)
-        for file in missing:
-            if file.name in have:  # what is replaced may stay without a stamp of its own
-                stamps.append(json.dumps([file.name, None, None]))
-        for file in _copied(missing, data):
-            stamps.append(json.dumps(file.stamp))
+            _remove_others(place / "data", set(files))
+        # A web server lists names alone. To ask for the state of many files takes as long as to fetch small ones.
+        asked = files if len(files) <= _AT_ONCE else have
+        untold = [file for file in files.values() if file.state is None]
+        _run(_each(_look, [file for file in untold if file.name in asked or not _is_web(file.files)]))
+        missing = [file for name, file in files.items() if not _is_whole(place / "data" / name, have.get(name), file)]
+        sizes = [file.state and file.state[0] for file in missing]
+        needed, free = sum(size or 0 for size in sizes), shutil.disk_usage(place).free
+        if needed > free:
+            raise PipelineError(
+                f"Expected room for {needed / MIB:,.0f} MiB at {place}. Found: {free / MIB:,.0f} MiB free. Pass "
+                "another `folder`, or fetch fewer files."
+            )
+        with _progress(len(missing), None if None in sizes else needed) as done:
+            _run(_each(lambda file: _copy(file, place, stamps, done), missing))
+
+
+def _alone(place: Path) -> LineAppender:
+    """Returns what is known of the files at a place, and keeps other processes waiting until that is closed."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return LineAppender(place / "fetched.jsonl")
+        warn_once(f"fetched by another {place}", f"Waiting for another process that is fetching files to {place}.")
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _progress(count: int, size: int | None) -> Iterator[Any]:
+    """Shows a bar if standard error is a terminal; yields fsspec's callback of all files together."""
+    from fsspec.callbacks import Callback
+
+    console = Console(file=sys.stderr)
+    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"fetching {count:,} files", total=size)
+        hooks = {} if bar.disable else {"bar": lambda size, value: bar.update(task, completed=value)}
+        yield Callback(hooks=hooks)
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
     """Removes the files that have none of these names, and the folders that then are empty."""
     for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
         elif str(path.relative_to(folder)) not in names:
             path.unlink()
 
 
-@contextlib.contextmanager
-def _alone(place: Path) -> Iterator[LineAppender]:
-    """Waits until no other process fetches to a place, and keeps others waiting; yields what is known of its files."""
-    while True:
-        try:
-            stamps = LineAppender(place / _STAMPS)
-            break
-        except BlockingIOError:
-            warn_once(f"fetched by another {place}", f"Waiting for another process that is fetching files to {place}.")
-            time.sleep(0.2)
-        except OSError as error:
-            raise PipelineError(
-                f"Expected a folder to write to at {place}. Found: {summarize_error(error)}. Pass another `folder`."
-            ) from error
-    try:
-        yield stamps
-    finally:
-        stamps.close()
-
-
-def _is_whole(path: Path, stamp: list[Any] | None, file: RemoteFile) -> bool:
-    """Whether the copy is the one that was fetched of this version. Without a version, it is fetched each time."""
-    if stamp != file.stamp or file.version is None or not path.is_file():
-        return False
-    return file.size is None or path.stat().st_size == file.size
-
-
-def _expect_room(files: list[RemoteFile], place: Path) -> None:
-    needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(place).free
-    if needed > free:
+async def _look(file: _File) -> None:
+    """Asks for a file's state."""
+    entry = await _ask(file.files, "info", file.path)
+    if entry["type"] != "file":
         raise PipelineError(
-            f"Expected room for {needed / MIB:,.0f} MiB at {place}. Found: {free / MIB:,.0f} MiB free. Pass "
-            "another `folder`, or fetch fewer files."
+            f"Expected files and folders. Found {file.path!r}, a link to a folder, or a device. Replace or remove it."
         )
+    file.state = _state(entry)
 
 
-def _copied(files: list[RemoteFile], folder: Path) -> Iterator[RemoteFile]:
-    """Copies files, and yields each that is whole. The first that fails ends it."""
-    stop = threading.Event()
-    with _progress(files) as advance, ThreadPoolExecutor(AT_ONCE) as requests, ThreadPoolExecutor(AT_ONCE) as threads:
-
-        def copy(file: RemoteFile) -> None:
-            def bring(start: int, handle: int) -> None:
-                data = file.read(start, stop)
-                if os.pwrite(handle, data, start) < len(data):
-                    raise OSError(errno.ENOSPC, "the disk is full")
-                advance(len(data))
-
-            with _whole(folder / file.name, durable=len(file.starts) != 1 or file.size is None) as handle:
-                for _ in requests.map(bring, file.starts, itertools.repeat(handle)):
-                    pass
-                if len(file.starts) != 1:
-                    file.expect_unchanged()
-
-        copies = {threads.submit(copy, file): file for file in files}
-        try:
-            for done in as_completed(copies):
-                done.result()
-                yield copies[done]
-        finally:
-            stop.set()
-            threads.shutdown(wait=False, cancel_futures=True)
-            requests.shutdown(wait=False, cancel_futures=True)
+def _stamp(file: _File, copy: Path) -> dict[str, Any]:
+    """What tells a copy from those of other versions, and from one whose end a power failure took."""
+    found = copy.stat()
+    return {"name": file.name, "remote": file.state, "copy": [found.st_size, found.st_mtime_ns]}
 
 
-@contextlib.contextmanager
-def _whole(target: Path, *, durable: bool) -> Iterator[int]:
-    """Yields the handle of a file that gets its name when it is whole."""
-    part = target.with_name(f".{secrets.token_hex(8)}{_PART}")
+def _is_whole(copy: Path, stamp: dict[str, Any] | None, file: _File) -> bool:
+    """Whether a copy is the one that was fetched of this version. Without a version, it is fetched each time."""
+    told = file.state is not None and file.state[1] is not None
+    return told and copy.is_file() and stamp == _stamp(file, copy)
+
+
+async def _copy(file: _File, place: Path, stamps: LineAppender, done: Any) -> None:
+    """Fetches a file, which gets its name when it is whole."""
+    part, target = place / "parts" / secrets.token_hex(8), place / "data" / file.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    listed, options = file.state, {"callback": done} if file.files.async_impl else {}
+    changed = PipelineError(
+        f"Expected {file.path!r} to stay as it is. It changed while it was fetched. Fetch it again."
+    )
+
+    async def note(response: Any) -> None:  # what a web server tells of a file that it begins to send
+        size = None if "Content-Encoding" in response.headers else response.content_length
+        file.state = listed or _state({"size": size} | {key: response.headers.get(key) for key in _VERSIONS})
+
+    def check() -> None:
+        arrived, (size, _) = part.stat().st_size, file.state or (None, None)
+        if size is not None and arrived < size:
+            raise OSError(f"only {arrived:,} of {size:,} bytes came")
+        if size is not None and arrived > size:
+            raise changed
+        if not file.files.async_impl:
+            done.relative_update(arrived)
+
+    if _is_web(file.files):
+        from aiohttp import ClientTimeout
+
+        options |= {
+            "timeout": ClientTimeout(sock_connect=_STALLED, sock_read=_STALLED),  # not five minutes for a whole file
+            "headers": {**file.files.kwargs.get("headers", {}), "Accept-Encoding": "identity"},
+            "raise_for_status": note,
+        }
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as out:
-            yield out.fileno()
-            # After a power failure the end of a file may be missing, as its size tells; of several pieces, any.
-            if durable:
-                os.fsync(out.fileno())
+        await _ask(file.files, "get_file", file.path, str(part), check=check, **options)
+        stamp = _stamp(file, part)
+        if part.stat().st_size > _LARGE:
+            file.files.invalidate_cache()
+            await _look(file)
+            if file.state != stamp["remote"]:
+                raise changed
+            await asyncio.to_thread(sync, part)  # pieces of it may lie in any order, and a power failure take any
         os.replace(part, target)
-    except OSError as error:
-        raise PipelineError(
-            f"Expected to write {target}. Found: {summarize_error(error)}. Make room there, or pass another `folder`."
-        ) from error
+        stamps.append(json.dumps(stamp))
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _progress(files: list[RemoteFile]) -> Iterator[Callable[[int], None]]:
-    """Shows a bar if standard error is a terminal; yields the function that advances it."""
-    console = Console(file=sys.stderr)
-    columns = [
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    ]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        sizes = [file.size for file in files]
-        total = None if None in sizes else sum(size or 0 for size in sizes)
-        task = bar.add_task(f"fetching {len(files):,} files", total=total)
-        yield lambda size: bar.advance(task, size)
+def _is_web(files: Any) -> bool:
+    return "http" in files.protocol
+
+
+def _without_query(files: Any, path: str) -> tuple[str, str]:
+    """Splits a URL before its query, which is no part of the file's name."""
+    bare = re.split("[?#]", path, maxsplit=1)[0] if _is_web(files) else path
+    return bare, path[len(bare) :]
+
+
+async def _ask(
+    files: Any, method: str, path: str, *arguments: Any, check: Callable[[], None] = lambda: None, **options: Any
+) -> Any:
+    """Returns what a method of a file system returns, the first time or a later one. OSError: the disk here is full."""
+    for pause in (*_PAUSES, None):
+        try:
+            if files.async_impl:
+                found = await getattr(files, f"_{method}")(path, *arguments, **options)
+            else:
+                found = await asyncio.to_thread(getattr(files, method), path, *arguments, **options)
+            check()
+            return found
+        except PipelineError:
+            raise
+        except Exception as error:  # each package has its own
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # fsspec says that a web server's file is not found, whatever failed.
+            hidden = error.__cause__ if _is_web(files) and isinstance(error, FileNotFoundError) else None
+            cause = hidden or error
+            status = getattr(cause, "status", 0)
+            lasting = isinstance(cause, _LASTING) or (400 <= status < 500 and status not in _PASSING)
+            if lasting or pause is None:
+                tries = "" if lasting else f", in {len(_PAUSES) + 1} tries"
+                raise PipelineError(
+                    f"Expected a file at {path!r}. Found{tries}: {type(cause).__name__}, {summarize_error(cause)}. "
+                    "Check the URL, the credentials and the network."
+                ) from cause
+        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+    raise AssertionError
+
+
+async def _each(call: Callable[[Any], Coroutine[Any, Any, Any]], items: Sequence[Any]) -> list[Any]:
+    """Calls a function of each item, for so many at once. The first error ends all."""
+    found, waiting = [None] * len(items), iter(enumerate(items))
+
+    async def work() -> None:
+        for number, item in waiting:
+            found[number] = await call(item)
+
+    workers = [asyncio.ensure_future(work()) for _ in items[:_AT_ONCE]]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return found
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine in fsspec's thread, until its end or that of this call, such as by Ctrl-C."""
+    from fsspec.asyn import get_loop
+
+    future = asyncio.run_coroutine_threadsafe(work, get_loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
