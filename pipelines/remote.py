@@ -216,7 +216,7 @@ def _bring(files: dict[str, _File], place: Path, *, all_there_is: bool) -> None:
         asked = files if len(files) <= _AT_ONCE else have
         untold = [file for file in files.values() if file.state is None]
         _run(_each(_look, [file for file in untold if file.name in asked or not _is_web(file.files)]))
-        missing = [file for name, file in files.items() if not _is_whole(place / "data" / name, have.get(name), file)]
+        missing = [file for file in files.values() if not _is_whole(file, place, have.get(file.name, {}))]
         sizes = [file.state and file.state[0] for file in missing]
         needed, free = sum(size or 0 for size in sizes), shutil.disk_usage(place).free
         if needed > free:
@@ -224,8 +224,13 @@ def _bring(files: dict[str, _File], place: Path, *, all_there_is: bool) -> None:
                 f"Expected room for {needed / MIB:,.0f} MiB at {place}. Found: {free / MIB:,.0f} MiB free. Pass "
                 "another `folder`, or fetch fewer files."
             )
-        with _progress(len(missing), None if None in sizes else needed) as done:
-            _run(_each(lambda file: _copy(file, place, stamps, done), missing))
+        for folder in {os.path.dirname(f"{place}/data/{file.name}") for file in missing}:
+            os.makedirs(folder, exist_ok=True)
+        try:
+            with _progress(len(missing), None if None in sizes else needed) as done:
+                _run(_each(lambda file: _copy(file, place, stamps, done), missing))
+        finally:
+            shutil.rmtree(place / "parts", ignore_errors=True)
 
 
 def _alone(place: Path) -> LineAppender:
@@ -270,39 +275,37 @@ async def _look(file: _File) -> None:
     file.state = _state(entry)
 
 
-def _stamp(file: _File, copy: Path) -> dict[str, Any]:
-    """What tells a copy from those of other versions, and from one whose end a power failure took."""
-    found = copy.stat()
-    return {"name": file.name, "remote": file.state, "copy": [found.st_size, found.st_mtime_ns]}
+def _is_whole(file: _File, place: Path, stamp: dict[str, Any]) -> bool:
+    """Whether the copy is the one that was fetched of this version. Without a version, it is fetched each time."""
+    copy, told = place / "data" / file.name, file.state is not None and file.state[1] is not None
+    return told and stamp.get("remote") == file.state and copy.is_file() and stamp["copy"] == _stat(copy)
 
 
-def _is_whole(copy: Path, stamp: dict[str, Any] | None, file: _File) -> bool:
-    """Whether a copy is the one that was fetched of this version. Without a version, it is fetched each time."""
-    told = file.state is not None and file.state[1] is not None
-    return told and copy.is_file() and stamp == _stamp(file, copy)
+def _stat(path: str | Path) -> list[int]:
+    """What tells a copy from a later one, and from one whose end a power failure took."""
+    found = os.stat(path)
+    return [found.st_size, found.st_mtime_ns]
 
 
 async def _copy(file: _File, place: Path, stamps: LineAppender, done: Any) -> None:
     """Fetches a file, which gets its name when it is whole."""
-    part, target = place / "parts" / secrets.token_hex(8), place / "data" / file.name
-    target.parent.mkdir(parents=True, exist_ok=True)
+    part = f"{place}/parts/{secrets.token_hex(8)}"
     listed, options = file.state, {"callback": done} if file.files.async_impl else {}
-    changed = PipelineError(
-        f"Expected {file.path!r} to stay as it is. It changed while it was fetched. Fetch it again."
-    )
+    changed = f"Expected {file.path!r} to stay as it is. It changed while it was fetched. Fetch it again."
 
     async def note(response: Any) -> None:  # what a web server tells of a file that it begins to send
         size = None if "Content-Encoding" in response.headers else response.content_length
         file.state = listed or _state({"size": size} | {key: response.headers.get(key) for key in _VERSIONS})
 
-    def check() -> None:
-        arrived, (size, _) = part.stat().st_size, file.state or (None, None)
-        if size is not None and arrived < size:
-            raise OSError(f"only {arrived:,} of {size:,} bytes came")
-        if size is not None and arrived > size:
-            raise changed
+    def check() -> list[int]:
+        arrived, (size, _) = _stat(part), file.state or (None, None)
+        if size is not None and arrived[0] < size:
+            raise OSError(f"only {arrived[0]:,} of {size:,} bytes came")
+        if size is not None and arrived[0] > size:
+            raise PipelineError(changed)
         if not file.files.async_impl:
-            done.relative_update(arrived)
+            done.relative_update(arrived[0])
+        return arrived
 
     if _is_web(file.files):
         from aiohttp import ClientTimeout
@@ -312,20 +315,16 @@ async def _copy(file: _File, place: Path, stamps: LineAppender, done: Any) -> No
             "headers": {**file.files.kwargs.get("headers", {}), "Accept-Encoding": "identity"},
             "raise_for_status": note,
         }
-    try:
-        await _ask(file.files, "get_file", file.path, str(part), check=check, **options)
-        stamp = _stamp(file, part)
-        if part.stat().st_size > _LARGE:
-            file.files.invalidate_cache()
-            await _look(file)
-            if file.state != stamp["remote"]:
-                raise changed
-            await asyncio.to_thread(sync, part)  # pieces of it may lie in any order, and a power failure take any
-        os.replace(part, target)
-        stamps.append(json.dumps(stamp))
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    arrived = await _ask(file.files, "get_file", file.path, part, check=check, **options)
+    state = file.state
+    if arrived[0] > _LARGE:
+        file.files.invalidate_cache()
+        await _look(file)
+        if file.state != state:
+            raise PipelineError(changed)
+        await asyncio.to_thread(sync, part)  # pieces of it may lie in any order, and a power failure take any
+    os.replace(part, f"{place}/data/{file.name}")
+    stamps.append(json.dumps({"name": file.name, "remote": state, "copy": arrived}))
 
 
 def _is_web(files: Any) -> bool:
@@ -339,7 +338,7 @@ def _without_query(files: Any, path: str) -> tuple[str, str]:
 
 
 async def _ask(
-    files: Any, method: str, path: str, *arguments: Any, check: Callable[[], None] = lambda: None, **options: Any
+    files: Any, method: str, path: str, *arguments: Any, check: Callable[[], Any] | None = None, **options: Any
 ) -> Any:
     """Returns what a method of a file system returns, the first time or a later one. OSError: the disk here is full."""
     for pause in (*_PAUSES, None):
@@ -348,16 +347,14 @@ async def _ask(
                 found = await getattr(files, f"_{method}")(path, *arguments, **options)
             else:
                 found = await asyncio.to_thread(getattr(files, method), path, *arguments, **options)
-            check()
-            return found
+            return check() if check else found
         except PipelineError:
             raise
         except Exception as error:  # each package has its own
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # fsspec says that a web server's file is not found, whatever failed.
-            hidden = error.__cause__ if _is_web(files) and isinstance(error, FileNotFoundError) else None
-            cause = hidden or error
+            # Of a web server's file fsspec says that it is not found, whatever failed.
+            cause = (isinstance(error, FileNotFoundError) and _is_web(files) and error.__cause__) or error
             status = getattr(cause, "status", 0)
             lasting = isinstance(cause, _LASTING) or (400 <= status < 500 and status not in _PASSING)
             if lasting or pause is None:

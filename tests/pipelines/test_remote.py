@@ -85,6 +85,21 @@ def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(server, tmp_p
     assert set(gets(server)) == {"/", "/more/", "/b"}
 
 
+def test_many_files_of_a_web_server_are_requested_once_each(server, tmp_path, monkeypatch):
+    """The answer to the one request tells their state, which later calls compare."""
+    monkeypatch.setattr(remote, "_AT_ONCE", 2)
+    copy = fetch(server.url, tmp_path / "copies")
+    assert contents(copy) == contents(server.folder)
+    heads = [path for method, path, _ in server.requests if method == "HEAD"]
+    assert heads == ["/a-0"]  # large: looked at afterwards
+    assert set(gets(server).values()) == {1}
+    server.requests.clear()
+    (server.folder / "b").write_bytes(b"new")
+    fetch(server.url, tmp_path / "copies")
+    assert contents(copy) == contents(server.folder)
+    assert set(gets(server)) == {"/", "/more/", "/b"}
+
+
 def test_folders_that_are_gone_or_become_files_and_the_other_way_round(tmp_path):
     """An empty folder would be a class without images."""
     original = tmp_path / "original"
@@ -139,9 +154,11 @@ def test_a_folder_inside_of_what_is_fetched_is_refused(tmp_path):
             fetch(str(tmp_path), folder)
 
 
-def test_a_copy_that_was_cut_is_fetched_again(server, tmp_path):
+def test_a_copy_that_was_cut_or_replaced_is_fetched_again(server, tmp_path):
+    """A kill between a copy and its stamp replaces one, too."""
     copy = Path(fetch(server.url, tmp_path / "copies"))
     os.truncate(copy / "a-0", 3499)
+    (copy / "a-1").write_bytes(bytes(1000))
     (copy / "b").unlink()
     fetch(server.url, tmp_path / "copies")
     assert contents(copy) == contents(server.folder)
@@ -159,8 +176,12 @@ def test_files_keep_the_order_of_the_list_and_globs_are_sorted(server, tmp_path)
     assert Path(fetch(server.url + "b", tmp_path / "copies")).read_bytes() == (server.folder / "b").read_bytes()
 
 
-@pytest.mark.parametrize("fault", [500, 503, 429, "truncates", "shortens", "stalls"])
-def test_what_fails_for_a_while_is_asked_for_again(server, tmp_path, fault):
+@pytest.mark.parametrize(
+    ("fault", "at_once"),
+    [(500, 128), (429, 128), (503, 2), ("truncates", 128), ("truncates", 2), ("shortens", 128), ("stalls", 2)],
+)
+def test_what_fails_for_a_while_is_asked_for_again(server, tmp_path, monkeypatch, fault, at_once):
+    monkeypatch.setattr(remote, "_AT_ONCE", at_once)
     failed = Counter()
 
     def faults(request):
@@ -203,7 +224,7 @@ def test_what_fails_for_good_is_named_and_the_rest_is_kept(server, tmp_path, fau
         fetch([server.url + name for name in ("b", "a-1")], tmp_path / "copies")
     assert "/a-1" in str(caught.value)
     assert gets(server)["/a-1"] == requests
-    assert not list((tmp_path / "copies").rglob("*.part"))
+    assert not list((tmp_path / "copies").rglob("parts/*"))
     assert not list((tmp_path / "copies").rglob("a-1"))
     server.faults = lambda request: None
     paths = fetch([server.url + name for name in ("b", "a-1")], tmp_path / "copies")
@@ -249,8 +270,22 @@ def test_a_disk_that_fills_up_leaves_no_part(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalFileSystem, "get_file", full)
     with pytest.raises(PipelineError, match=r"the disk is full.*Make room"):
-        fetch(str(server.folder), tmp_path / "copies")
+        fetch(str(server.folder / "b"), tmp_path / "copies")
     assert [path.name for path in (tmp_path / "copies").rglob("*") if path.is_file()] == ["fetched.jsonl"]
+
+
+def test_an_interrupt_ends_all_requests(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_AT_ONCE", 1)
+    server.faults = lambda request: time.sleep(0.1)
+    timer = threading.Timer(0.15, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server.url, tmp_path / "copies")
+    time.sleep(0.2)
+    before = len(server.requests)
+    time.sleep(0.3)
+    assert len(server.requests) == before
+    assert not list((tmp_path / "copies").rglob("parts/*"))
 
 
 @pytest.mark.parametrize(
@@ -338,6 +373,6 @@ def test_a_kill_leaves_nothing_that_is_half_fetched(server, tmp_path, pause):
     process.wait()
     found = {path.name: path.read_bytes() for path in (tmp_path / "copies").rglob("data/**/*") if path.is_file()}
     originals = {path.name: path.read_bytes() for path in server.folder.rglob("*") if path.is_file()}
-    assert all(content == originals[name] for name, content in found.items() if not name.endswith(".part"))
+    assert all(content == originals[name] for name, content in found.items())
     copy = fetch(server.url, tmp_path / "copies")
     assert contents(copy) == contents(server.folder)
