@@ -117,11 +117,18 @@ def test_the_run_of_tables_and_others_is_in_the_docs():
     page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
     assert figures.markdown(found) in page
     cases = {case["name"]: case for case in found["cases"]}
-    others = {"first batch, from the middle"} | of_remote.CASES.keys() | of_loaders.CASES.keys()
+    others = {"first batch, from the middle"} | of_loaders.CASES.keys()
     assert set(cases) == of_tables.CASES.keys() | of_mixtures.CASES.keys() | others
     held, read = (figures.speed(cases[name], TORCH, figures.JUDGED_BY).ratio for name in of_tables.CASES)
     said = f"tfopt reaches {held:.2f}× of its speed where rows are held, and {read:.2f}× by row group."
     assert said in " ".join(page.split())
+
+
+def test_the_run_of_remote_files_is_in_the_docs():
+    found = json.loads(RESULTS.with_name("pipelines-remote-cpu.json").read_text(encoding="utf-8"))
+    assert figures.markdown(found) in (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    assert [case["name"] for case in found["cases"]] == list(of_remote.CASES)
+    assert {figures.row(case).verdict for case in found["cases"]} <= {"met", "missed"}
 
 
 def test_the_recorded_run_is_whole_and_in_the_docs():
