@@ -276,9 +276,13 @@ def test_a_disk_that_fills_up_leaves_no_part(server, tmp_path, monkeypatch):
 
 def test_an_interrupt_ends_all_requests(server, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_PAUSES", [0.1] * 50)
-    server.refuses = lambda request: 503
-    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    timer.start()
+
+    def refuses(request):
+        if len(server.requests) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 503
+
+    server.refuses = refuses
     with pytest.raises(KeyboardInterrupt):
         fetch(server.url, tmp_path / "copies")
     time.sleep(0.2)
