@@ -14,7 +14,7 @@ from tfopt import checks
 from tfopt.model.batches import PLACE
 from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.inspection.facts import Facts, inspect_loader, inspect_source
-from tfopt.pipelines.shared.epochs import Place, Position, drawn_seed, reduced
+from tfopt.pipelines.shared.epochs import Epoch, Place, Position, drawn_seed, reduced
 from tfopt.pipelines.shared.options import Choices, PipelineOptions
 from tfopt.pipelines.sources.parts import own_seed
 from tfopt.pipelines.sources.source import Source
@@ -66,25 +66,26 @@ class PipelinePlan(Shown):
         Raises:
             ValueError: If a cache on disk could be stale unnoticed, by what functions do now.
         """
-        return self._built(once=False)
+        return self._built()
 
     def first_epoch(self) -> Any:
-        """Returns the dataset of the first epoch alone, whose stages are not inside a function: for a profile."""
-        return self._built(once=True)
+        """Returns the dataset of the first epoch alone, whose stages are not inside functions: for a profile."""
+        return self._built(Epoch.first(self.position.seed or 0))
 
-    def _built(self, *, once: bool) -> Any:
+    def _built(self, epoch: Epoch | None = None) -> Any:
         given = self.position.seed
         part = next((stage.part for stage in self.stages if isinstance(stage, Workers)), None)
         seed = reduced((own_seed(drawn_seed(), part) if given is None else given) or 0)
-        flow = Flow(str(self), Place(replace(self.position, seed=seed), given=given is not None))
-        run_through(flow, self.stages, once=once)
+        place = Place(replace(self.position, seed=seed), given=given is not None)
+        flow = Flow(str(self), place, is_served=self.options.service is not None, epoch=epoch)
+        run_through(flow, self.stages)
         dataset = flow.flush()
         settings = [*(each.options() for each in flow.outside), flow.settings]
         dataset = dataset.with_options(functools.reduce(tf.data.Options.merge, settings))
         for ending in flow.endings:
             dataset = ending(dataset, flow.settings)
         setattr(dataset, _PLAN, self)  # for `plan_of` and `place_of`; datasets derived from this one have none
-        setattr(dataset, PLACE, flow.place)
+        setattr(dataset, PLACE, place)
         # Training on a pipeline for evaluation, whose order stays the same, deserves Keras' warning.
         return mark_order_decided(dataset) if self.options.training or self.options.shuffle else dataset
 

@@ -189,7 +189,7 @@ def _elements(count: int, steps: int, options: PipelineOptions, device: str, set
             return with_random_bits(elements, epoch.key("batch"), skipped=epoch.batch)
         return elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
 
-    elements = in_epochs(place, of_epoch, steps).prefetch(tf.data.AUTOTUNE).with_options(settings)
+    elements = in_epochs(place, of_epoch, length=steps).prefetch(tf.data.AUTOTUNE).with_options(settings)
     return copy_ahead(elements, device, steps) if is_gpu(device) else elements
 
 

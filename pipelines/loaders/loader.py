@@ -140,10 +140,7 @@ def _of_py_dataset(data: Any) -> Source:
         return elements.dataset(lambda order: read_py_dataset(data, steps, order, elements.convert), order)
 
     def at(positions: Any) -> Any:
-        batches = positions.batch(max(1, steps or 0)).flat_map(in_order)
-        if not tf.executing_eagerly():  # in an epoch, whose length the pipeline knows
-            return batches
-        return batches.apply(tf.data.experimental.assert_cardinality(positions.cardinality()))
+        return positions.batch(max(1, steps or 0)).flat_map(in_order)
 
     reading = f"{data.workers} {'processes' if data.use_multiprocessing else 'threads'}"
     alone = data.workers < 1 or (data.workers == 1 and not data.use_multiprocessing)

@@ -12,14 +12,15 @@ import tensorflow as tf
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.seeding import (
     PARTS,
-    either,
     in_batches,
-    in_turns,
     many_at_once,
+    of_length,
     permutation,
     shuffle,
     steps_of,
 )
+
+_JOINED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Place:
         self._given = given  # whether the seed was, not drawn
         self._lock = threading.Lock()
         self._next = [position]
-        self._tickets: set[int] = set()  # of iterations that took their position in this process
+        self._tickets = {_JOINED}  # of iterations that took their position in this process
         self.taken = position
         """That of the last iteration which began."""
         self.lasting: int | None = None
@@ -90,18 +91,22 @@ class Place:
             self._tickets.add(ticket)
         return np.array([taken.seed or 0, taken.epoch, taken.batch, ticket], np.int64)
 
-    def begin(self, numbers: Any) -> tuple[int, int]:
-        """Begins an iteration, given what `take` returned; returns its seed and epoch.
+    def join(self, _: Any) -> Any:
+        """Returns the same of the iteration that began last, without a number of its own."""
+        taken = self.taken
+        return np.array([taken.seed or 0, taken.epoch, taken.batch, _JOINED], np.int64)
+
+    def begin(self, numbers: Any) -> Position:
+        """Begins an iteration, given what `take` or `join` returned; returns its position.
 
         An iterator that TensorFlow restores does so too, perhaps in another process, where it has not taken it.
         """
         *position, ticket = map(int, numbers)
         with self._lock:
-            if ticket in self._tickets:
-                self._tickets.remove(ticket)
-            else:
+            if ticket not in self._tickets:
+                self._tickets.add(ticket)
                 self._follow(Position(*position))
-        return position[0], position[1]
+        return Position(*position)
 
     def _follow(self, taken: Position, *waiting: Position) -> None:
         self.taken = taken
@@ -120,18 +125,19 @@ def reduced(seed: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draw:
+class Draw:
     """What draws, and by what."""
 
     part: str  # one of PARTS
-    mixed: int | None  # the number of a part of a mixture
-    seed: int | None  # its own, reduced
-    lasts: bool  # whether all epochs share it
+    lasts: bool = False  # whether all epochs share it
+    mixed: int | None = None  # the number of a part of a mixture
+    seed: int | None = None  # its own, reduced
 
-    def key(self, seed: int, epoch: int) -> Any:
+    def key(self, position: Position) -> Any:
         """Returns the numbers that decide the draw: int64 (2,)."""
-        root = (seed, *([] if self.mixed is None else [self.mixed])) if self.seed is None else (self.seed,)
-        of = [0 if self.lasts else epoch + 1, PARTS.index(self.part), len(root), *root]
+        root = [position.seed or 0] + ([] if self.mixed is None else [self.mixed])
+        root = root if self.seed is None else [self.seed]
+        of = [0 if self.lasts else position.epoch + 1, PARTS.index(self.part), len(root), *root]
         return np.random.SeedSequence(of).generate_state(2, np.uint64).view(np.int64)  # stable across NumPy's versions
 
 
@@ -142,26 +148,66 @@ class Keys:
     """
 
     def __init__(self) -> None:
-        self._draws: list[_Draw] = []
+        self._draws: list[Draw] = []
 
-    def place(self, draw: _Draw) -> int:
+    def place(self, draw: Draw) -> int:
         """Returns at which place the key of a draw is."""
         if draw not in self._draws:
             self._draws.append(draw)
         return self._draws.index(draw)
 
-    def of(self, seed: int, epoch: int) -> Any:
-        """Returns the keys in one epoch: int64 (2 * draws)."""
-        return np.concatenate([np.zeros(0, np.int64), *(draw.key(seed, epoch) for draw in self._draws)])
+    def of(self, position: Position) -> Any:
+        """Returns the keys in an epoch: int64 (2 * draws)."""
+        return np.concatenate([np.zeros(0, np.int64), *(draw.key(position) for draw in self._draws)])
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """How often an epoch reads the elements whose order is decided, and what it leaves out at first."""
+
+    skipped: Any = 0  # elements, of all readings
+    times: int = 1
+    count: int = 0  # elements, if there are several readings
+
+    def each(self, one: Callable[[Any], Any]) -> Any:
+        """Returns the dataset of what a function returns for each reading, given its number from 0."""
+        if self.times == 1:
+            return self.without(self.skipped, one(0))
+        numbers = tf.data.Dataset.range(self.whole, self.times)
+        return self.without(self.rest, numbers.flat_map(without_autograph(one)))
+
+    def again(self, dataset: Any) -> Any:
+        """Returns a dataset in the same order for each reading."""
+        return self.without(self.rest, dataset if self.times == 1 else dataset.repeat(self.times - self.whole))
+
+    @property
+    def whole(self) -> Any:
+        """Readings that are left out: int64 scalar."""
+        return tf.cast(self.skipped // self.count if self.times > 1 else 0, tf.int64)
+
+    @property
+    def rest(self) -> Any:
+        """Elements that are left out of the next one: an integer or int64 scalar."""
+        return self.skipped % self.count if self.times > 1 else self.skipped
+
+    @staticmethod
+    def without(skipped: Any, dataset: Any) -> Any:
+        """Returns a dataset without its first elements."""
+        return dataset if isinstance(skipped, int) and not skipped else dataset.skip(skipped)
+
+    def left(self, count: int) -> Any:
+        """Returns how many elements are left, of so many in each reading: int64 scalar."""
+        return tf.maximum(tf.cast(count * self.times - self.skipped, tf.int64), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One reading of all data, in the graph that makes its dataset."""
+    """One reading of all data, in the graph that makes a dataset of it."""
 
     number: Any  # int64 scalar, from 0
     batch: Any  # int64 scalar: batches of it that are left out at first
-    key_at: Callable[[_Draw], Any]
+    key_at: Callable[[Draw], Any]
+    readings: Readings = Readings()  # by the stage that decides the order
     mixed: int | None = None  # the number of a part of a mixture
     seed: int | None = None  # its own, reduced
 
@@ -169,92 +215,98 @@ class Epoch:
     def first(cls, seed: int) -> "Epoch":
         """Returns the first epoch under a seed, outside of a graph."""
 
-        def key_at(draw: _Draw) -> Any:
+        def key_at(draw: Draw) -> Any:
             with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
-                return tf.constant(draw.key(seed, 0), tf.int64)
+                return tf.constant(draw.key(Position(seed)), tf.int64)
 
-        return cls(tf.constant(0, tf.int64), 0, key_at)
+        return cls(tf.constant(0, tf.int64), tf.constant(0, tf.int64), key_at)
 
-    def of_part(self, number: int, seed: int | None) -> "Epoch":
+    def of_part(self, number: int, seed: int | None, readings: Readings) -> "Epoch":
         """Returns the same epoch of a part of a mixture, which may have a seed of its own."""
-        return replace(self, mixed=number, seed=None if seed is None else reduced(seed))
+        return replace(self, mixed=number, seed=None if seed is None else reduced(seed), readings=readings)
 
     def key(self, part: str, reading: Any = 0) -> Any:
         """Returns what decides the draws of one of `PARTS`: int64, shape (2,).
 
         `reading` tells readings of the same data in one epoch apart, an integer or int64 scalar.
         """
-        key = self.key_at(_Draw(part, self.mixed, self.seed, lasts=False))
+        key = self.key_at(Draw(part, False, self.mixed, self.seed))
         return key if isinstance(reading, int) else key + tf.stack([tf.constant(0, tf.int64), reading])
 
     def lasting_key(self, part: str) -> Any:
         """Returns the same for draws that all epochs share."""
-        return self.key_at(_Draw(part, self.mixed, self.seed, lasts=True))
+        return self.key_at(Draw(part, True, self.mixed, self.seed))
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """How often an epoch reads the elements whose order is decided, and what it leaves out at first."""
+def in_epochs(
+    place: Place,
+    made: Callable[[Epoch], Any],
+    *,
+    begins: bool = True,
+    length: int | None = None,
+    ends: bool = False,
+    outside: Sequence[Any] = (),
+) -> Any:
+    """Returns a dataset of which each iteration is what a function makes of its epoch.
 
-    times: int = 1
-    whole: Any = 0  # readings
-    rest: Any = 0  # elements of the reading after those
-
-    @property
-    def is_one(self) -> bool:
-        """Whether that is one whole reading."""
-        return self.times == 1 and isinstance(self.rest, int) and not self.rest
-
-    def each(self, one: Callable[[Any], Any]) -> Any:
-        """Returns the dataset of what a function returns for each reading, given its number from 0."""
-        if self.times == 1:
-            return self.without_rest(one(0))
-        numbers = tf.data.Dataset.range(tf.cast(self.whole, tf.int64), self.times)
-        return self.without_rest(numbers.flat_map(without_autograph(one)))
-
-    def again(self, dataset: Any) -> Any:
-        """Returns a dataset in the same order for each reading."""
-        return self.without_rest(dataset if self.times == 1 else dataset.repeat(self.times - self.whole))
-
-    def without_rest(self, dataset: Any) -> Any:
-        """Returns a dataset of what is left of the readings."""
-        return dataset if isinstance(self.rest, int) and not self.rest else dataset.skip(self.rest)
-
-    def left(self, count: int) -> Any:
-        """Returns how many elements are left, of so many in each reading."""
-        return tf.maximum(tf.cast(count * (self.times - self.whole) - self.rest, tf.int64), 0)
-
-
-def in_epochs(place: Place, made: Callable[[Epoch], Any], length: int | None, outside: Sequence[Any] = ()) -> Any:
-    """Returns a dataset of which each iteration is what a function makes of its epoch, taken with its first element.
+    TensorFlow sets up what is in this function anew for each iteration, twice: it should be little.
 
     Args:
         place: Where the epochs are taken from.
         made: Called once, in a graph.
-        length: Elements of a whole epoch; None if unknown. Keras takes the steps of all epochs from the dataset, also
-            if the first one begins in its middle.
-        outside: Datasets that are not made in each epoch.
+        begins: Whether an iteration begins here, and takes its position with its first element. Otherwise it is that of
+            the iteration that began last, so something before must have begun it by then.
+        length: Elements of a whole epoch, which is less if it begins in its middle; None if unknown. Keras takes the
+            steps of all epochs from the dataset.
+        ends: Whether the end of the data matters, which is otherwise not asked for.
+        outside: Datasets that the function reads, and does not make.
     """
     around, keys = tf.__internal__.autograph.control_status_ctx(), Keys()
 
     @without_autograph
     def epoch(taken: Any) -> Any:
         def begin(numbers: Any) -> Any:
-            seed, number = place.begin(numbers)
-            return np.concatenate([[number], keys.of(seed, number)])
+            position = place.begin(numbers)
+            return np.concatenate([[position.epoch], keys.of(position)])
 
         begun = _called(begin, taken)
         with around:  # users' functions are converted as outside of this one
             return made(Epoch(begun[0], taken[2], _in(keys, begun[1:])))
 
     # What is taken is an element, which a saved iterator keeps.
-    taken = tf.data.Dataset.range(1).map(without_autograph(lambda first: _called(place.take, first)))
+    take = place.take if begins else place.join
+    taken = tf.data.Dataset.range(1).map(without_autograph(lambda first: _called(take, first)))
     dataset = taken.flat_map(epoch)
     dataset._inputs = lambda: [taken, *outside]  # for those who look for functions
-    # An iterator of a shuffle makes that of its input when it is first read. TensorFlow sets up all functions for each,
-    # and Keras opens two an epoch and reads one.
-    late = shuffle(dataset, 1, tf.constant([1, 1], tf.int64))
-    return late if length is None else _of_length(late, length)
+    return dataset if length is None else of_length(dataset, length, ends=ends)
+
+
+def in_chunks(place: Place, chunk: Callable[[Position, int], Any], chunks: int, *, begins: bool) -> Any:
+    """Returns a dataset of vectors that Python makes of each iteration's position: int64 (of any length).
+
+    TensorFlow sets up less for it than for `in_epochs`, of which it has `place` and `begins`.
+
+    Args:
+        place: Where the positions are taken from.
+        chunk: Given the position and a number from 0, returns a vector.
+        chunks: How many there are.
+        begins: Whether an iteration begins here.
+    """
+    take = place.take if begins else place.join
+
+    def step(taken: Any, number: Any) -> Any:
+        taken = taken if taken.any() else take(number)
+        return taken, chunk(place.begin(taken), int(number))
+
+    @without_autograph
+    def called(taken: Any, number: Any) -> Any:
+        following, drawn = tf.numpy_function(step, [taken, number], [tf.int64, tf.int64], stateful=False)
+        return tf.ensure_shape(following, [4]), tf.ensure_shape(drawn, [None])
+
+    # What is taken is a state, which a saved iterator keeps.
+    dataset = tf.data.Dataset.range(chunks).scan(tf.zeros(4, tf.int64), called)
+    dataset._functions = list  # for those who look for a user's
+    return dataset
 
 
 def in_one_order(place: Place, mixed: int | None, seed: int | None, made: Callable[[Epoch], Any]) -> Any:
@@ -271,16 +323,19 @@ def in_one_order(place: Place, mixed: int | None, seed: int | None, made: Callab
     @without_autograph
     def order(begun: Any) -> Any:
         zero = tf.constant(0, tf.int64)
-        return made(Epoch(zero, zero, _in(keys, begun), mixed, None if seed is None else reduced(seed)))
+        own = None if seed is None else reduced(seed)
+        return made(Epoch(zero, zero, _in(keys, begun), mixed=mixed, seed=own))
 
     # What decides the order is an element, as in `in_epochs`.
     begun = tf.data.Dataset.range(1).map(
-        without_autograph(lambda first: _called(lambda _: keys.of(place.lasting_seed(drawn=seed is None), 0), first))
+        without_autograph(
+            lambda first: _called(lambda _: keys.of(Position(place.lasting_seed(drawn=seed is None))), first)
+        )
     )
     return begun.flat_map(order)
 
 
-def _in(keys: Keys, begun: Any) -> Callable[[_Draw], Any]:
+def _in(keys: Keys, begun: Any) -> Callable[[Draw], Any]:
     """Returns how a draw finds its key among all keys of an epoch."""
     pairs = tf.reshape(begun, (-1, 2))
     return lambda draw: pairs[keys.place(draw)]
@@ -288,11 +343,11 @@ def _in(keys: Keys, begun: Any) -> Callable[[_Draw], Any]:
 
 def reshuffled(dataset: Any, buffer: int, epoch: Epoch, reading: Any, *, rests: bool) -> Any:
     """Returns a dataset shuffled otherwise in each reading of each epoch; with `rests`, the very first one as it is."""
-    shuffled = shuffle(dataset, buffer, epoch.key("shuffle", reading))
-    if not rests:
-        return shuffled
-    first = tf.logical_and(tf.equal(epoch.number, 0), tf.equal(tf.cast(reading, tf.int64), 0))
-    return either(first, dataset, shuffled)
+    size: Any = buffer
+    if rests:
+        first = tf.logical_and(tf.equal(epoch.number, 0), tf.equal(tf.cast(reading, tf.int64), 0))
+        size = tf.where(first, tf.constant(1, tf.int64), buffer)
+    return shuffle(dataset, size, epoch.key("shuffle", reading))
 
 
 def in_one_permutation(count: int, place: Place, mixed: int | None, seed: int | None) -> Any:
@@ -315,17 +370,3 @@ def _called(function: Callable[[Any], Any], element: Any) -> Any:
     found = tf.numpy_function(function, [element], tf.int64, stateful=False)
     found.set_shape([None])
     return found
-
-
-def _of_length(dataset: Any, length: int) -> Any:
-    """Returns a dataset that says this of its length, and may end before."""
-    # TensorFlow takes a choice for endless if one of its datasets is. This one is never read; assert_cardinality would
-    # raise an error at the end of a shorter iteration.
-    endless = dataset.take(0).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    chosen = in_turns(tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(), [dataset, endless])
-    if length == tf.data.INFINITE_CARDINALITY:
-        return chosen
-    # `take` would not ask for the end, without which a cache in memory is not whole. TensorFlow does not run a function
-    # that only passes on what it is given.
-    numbered = tf.data.Dataset.zip(chosen, tf.data.Dataset.range(length))
-    return numbered.map(without_autograph(lambda element, _: element))

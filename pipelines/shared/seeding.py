@@ -1,6 +1,7 @@
 """Orders and random bits that follow from a key: shuffles, permutations, and the seeds of single elements."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def mixed_seed(seed: int | None, number: int) -> int | None:
     return int(np.random.SeedSequence((seed, len(PARTS), number)).generate_state(1)[0] >> 1)
 
 
-def shuffle(dataset: Any, buffer: int, key: Any) -> Any:
+def shuffle(dataset: Any, buffer: Any, key: Any) -> Any:
     """Returns a dataset shuffled by a key; the order depends on nothing else, not even on `tf.random.set_seed`.
 
     Dataset.shuffle would mix `tf.random.set_seed` into its seed, so that a second model in the process would see
@@ -36,7 +37,7 @@ def shuffle(dataset: Any, buffer: int, key: Any) -> Any:
     """
     variant = tf.raw_ops.ShuffleDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
-        buffer_size=tf.constant(buffer, tf.int64),
+        buffer_size=tf.cast(buffer, tf.int64),
         seed=key[0],
         seed2=key[1],
         reshuffle_each_iteration=False,
@@ -73,33 +74,62 @@ def either(condition: Any, one: Any, other: Any) -> Any:
 def permutation(count: int, key: Any, *, skipped: Any = 0) -> Any:
     """Returns a dataset of the numbers below `count` in a random order, drawn at once.
 
-    That takes 67 ms for 1.28 million numbers, and 6.4 s with Dataset.shuffle. It holds 8 bytes a number, and leaves out
+    That takes 20 ms for 1.28 million numbers, and 6.4 s with Dataset.shuffle. It holds 8 bytes a number, and leaves out
     the first `skipped` ones. `in_batches` gives many at once.
     """
-    numbers = tf.random.experimental.stateless_shuffle(tf.range(count, dtype=tf.int64), key)[skipped:]
-
-    def cut(size: int | None, *, full: bool = False) -> Any:
-        if size is None:
-            return tf.data.Dataset.from_tensor_slices(numbers)
-        tail = tf.size(numbers, tf.int64) % size
-        whole, rest = tf.split(numbers, [tf.size(numbers, tf.int64) - tail, tail])
-        batches = tf.data.Dataset.from_tensor_slices(tf.reshape(whole, (-1, size)))
-        return batches if full else batches.concatenate(_whole(rest, tail))
-
-    return many_at_once(cut)
+    drawn = tf.numpy_function(partial(permuted, count), [key], tf.int64, stateful=False)
+    numbers = tf.ensure_shape(drawn, [count])[skipped:]
+    return from_batches(tf.data.Dataset.from_tensors(numbers), tf.size(numbers, tf.int64))
 
 
-def from_batches(batches: Any, count: Any) -> Any:
-    """Returns the dataset of the `count` elements in batches of any length.
+def permuted(count: int, key: Any) -> Any:
+    """Returns the numbers below `count` in the order that a key gives: int64 (count)."""
+    # NumPy keeps RandomState as it is, so that the order is that of all versions.
+    return np.random.RandomState(key.view(np.uint32)).permutation(count)
+
+
+def bits_from(first: int, count: int, key: Any) -> Any:
+    """Returns the random bits of `count` elements from the place `first` on: int64 (count), in [0, 2**32)."""
+    block, within = divmod(first, 4)
+    generator = np.random.Philox(key=key.view(np.uint64), counter=block)
+    return (generator.random_raw(within + count)[within:] >> np.uint64(32)).astype(np.int64)
+
+
+def from_batches(batches: Any, count: Any, *, may_be_less: bool = False) -> Any:
+    """Returns the dataset of the `count` elements in batches of any length; None if it is unknown.
 
     `in_batches` makes others of these, with no step per element.
     """
 
     def cut(size: int | None, *, full: bool = False) -> Any:
-        made = in_single_examples(batches) if size is None else batches.rebatch(size, drop_remainder=full)
-        return made.apply(tf.data.experimental.assert_cardinality(steps_of(count, size or 1, full=full)))
+        made = in_single_examples(batches) if size is None else _rebatched(batches, size, full=full)
+        if count is None:
+            return made
+        steps = steps_of(count, size or 1, full=full)
+        if may_be_less:
+            return of_length(made, steps)
+        return made.apply(tf.data.experimental.assert_cardinality(steps))
 
     return many_at_once(cut)
+
+
+def _rebatched(batches: Any, size: int, *, full: bool) -> Any:
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(batches.element_spec)):
+        return batches.rebatch(size, drop_remainder=full)
+    # Dataset.rebatch maps a function over them, too, which would make dense tensors of others.
+    spec = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec((size if full else None, *leaf.shape[1:]), leaf.dtype), batches.element_spec
+    )
+    variant = tf.raw_ops.RebatchDatasetV2(
+        input_dataset=tf.data.experimental.to_variant(batches),
+        batch_sizes=[tf.constant(size, tf.int64)],
+        drop_remainder=full,
+        output_types=[leaf.dtype for leaf in tf.nest.flatten(spec)],
+        output_shapes=[leaf.shape for leaf in tf.nest.flatten(spec)],
+    )
+    made = tf.data.experimental.from_variant(variant, spec)
+    made._inputs = lambda: [batches]  # as in `shuffle`
+    return made
 
 
 def sequence(count: int, *, skipped: Any = 0) -> Any:
@@ -163,17 +193,43 @@ def in_turns(turns: Any, datasets: Sequence[Any]) -> Any:
     return chosen
 
 
+def of_length(dataset: Any, length: int | None, *, ends: bool = False) -> Any:
+    """Returns a dataset that says this of its length, None for unknown, and may end before.
+
+    `ends` has it ask for the end of the data.
+    """
+    turns = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
+    if length is None:
+        return in_turns(turns, [dataset])
+    # TensorFlow takes a choice for endless if one of its datasets is. This one is never read; assert_cardinality would
+    # raise an error at the end of a shorter iteration.
+    endless = dataset.take(0).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    chosen = in_turns(turns, [dataset, endless])
+    if length == tf.data.INFINITE_CARDINALITY:
+        return chosen
+    if not ends:
+        return chosen.take(length)
+    # TensorFlow does not run a function that only passes on what it is given.
+    numbered = tf.data.Dataset.zip(chosen, tf.data.Dataset.range(length))
+    return numbered.map(without_autograph(lambda element, _: element))
+
+
 def with_random_bits(dataset: Any, key: Any, *, skipped: Any = 0) -> Any:
-    """Pairs each element with the random bits `element_seed` makes its seed from: `(element, bits)`.
+    """Pairs each element with the random bits `element_seed` makes its seed from: `(element, bits)`."""
+    return tf.data.Dataset.zip(dataset, bits_of(key, skipped=skipped))
+
+
+def bits_of(key: Any, *, skipped: Any = 0) -> Any:
+    """Returns an endless dataset of the random bits of single elements, from the place `skipped` on.
 
     The bits depend on the key and an element's place in the epoch, not on its content, so that parallelism changes
-    nothing. They are those from the place `skipped` on.
+    nothing.
     """
     spec = tf.TensorSpec((), tf.int64)
     shapes = {"output_types": [spec.dtype], "output_shapes": [spec.shape]}
     variant = tf.raw_ops.RandomDataset(seed=key[0], seed2=key[1], **shapes)
     bits = tf.data.experimental.from_variant(variant, spec)
-    return tf.data.Dataset.zip(dataset, bits if isinstance(skipped, int) and not skipped else bits.skip(skipped))
+    return bits if isinstance(skipped, int) and not skipped else bits.skip(skipped)
 
 
 def random_bits(key: Any) -> Any:

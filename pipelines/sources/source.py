@@ -24,9 +24,9 @@ class Pools:
     """How a source reads its elements in pools, each of which it shuffles as a whole."""
 
     size: int  # elements of a pool, about
-    # Given a dataset of random numbers (int64 scalars) and how many elements to leave out at first, returns a dataset
-    # of batches of any length: for each number all raw elements, in the random order that follows from it.
-    read: Callable[[Any, Any], Any]
+    # Given a dataset of random numbers, each with how many elements to leave out (int64 scalars), returns a dataset of
+    # batches of any length: for each number all other raw elements, in the random order that follows from it.
+    read: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ class Source:
 
     at: Callable[[Any], Any] | None = None
     """Given a dataset of positions (int64 scalars below `count`), returns one of the raw elements there, in that order,
-    for pipelines that shuffle: they draw a permutation of all positions. Called in the graph of an epoch, where nothing
-    can be asked of the dataset. Default: a buffer mixes `shuffled`."""
+    for pipelines that shuffle: they draw a permutation of all positions, and begin in its middle after an interruption,
+    so that the dataset may end before its length. Default: a buffer mixes `shuffled`."""
 
     pools: Pools | None = None
     """Optional, for speed, where elements are cheap to read many at a time: pipelines that shuffle take pools in place

@@ -138,7 +138,7 @@ def plan_part(
     )
     flow = Flow("", Place(Position(0)))
     cached = part.cached(flow)
-    epochs = in_epochs(flow.place, lambda epoch: part.examples(cached, epoch), None)  # nothing is drawn for the spec
+    epochs = in_epochs(flow.place, lambda epoch: part.examples(cached, epoch))  # nothing is drawn for the spec
     return replace(part, element_spec=epochs.element_spec)
 
 

@@ -15,7 +15,7 @@ from tfopt.pipelines.service.client import describe_service, from_service
 from tfopt.pipelines.shared.elements import element_of, is_static, pad_batch, without_autograph
 from tfopt.pipelines.shared.nondeterminism import find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
-from tfopt.pipelines.shared.seeding import in_batches
+from tfopt.pipelines.shared.seeding import in_batches, of_length, shuffle
 from tfopt.pipelines.sources.parts import Part, distributed
 from tfopt.pipelines.sources.source import HELD
 from tfopt.pipelines.stages.buckets import WINDOW, bucketed, choose_boundaries, lengths_of
@@ -52,11 +52,21 @@ class Batch(Stage):
             elements = elements.map(_checked(elements.element_spec), num_parallel_calls=tf.data.AUTOTUNE, name="batch")
         full = self.full and not self.served
         if self.boundaries:
-            flow.dataset = bucketed(elements, self.size, self.boundaries, full=full)
+            flow.dataset = self._bucketed(flow, bucketed(elements, self.size, self.boundaries, full=full))
         elif self.padded and not is_static(elements.element_spec):
             flow.dataset = elements.padded_batch(self.size, drop_remainder=full, name="batch")
         else:
             flow.dataset = in_batches(elements, self.size, full=full)
+        if flow.is_moved and not full:
+            # Hides the size of a batch from strategies, which would divide a smaller last one unevenly.
+            flow.dataset = of_length(flow.dataset, self.length)
+        flow.dataset._batch_size = tf.constant(self.size, tf.int64)  # for those who ask the stages
+
+    def _bucketed(self, flow: Flow, batches: Any) -> Any:
+        """Leaves out batches of a window that begins before the position, since examples change places within it."""
+        if not flow.is_moved:
+            return batches
+        return flow.go_on(lambda epoch: batches.skip(epoch.batch % flow.window), self.length)
 
     def summary(self) -> dict[str, Any]:
         """Returns the number of steps, and the lengths that `bucket` chose."""
@@ -88,8 +98,8 @@ class Workers(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Ends the part where that of another process ends, and hands it to the strategy last of all."""
-        part = self.part
-        flow.dataset = flow.flush().take(tf.maximum(part.batches - flow.expected_epoch.batch, 0))
+        part, batches = self.part, flow.flush()
+        flow.dataset = flow.go_on(lambda epoch: batches.take(tf.maximum(part.batches - epoch.batch, 0)), part.batches)
         flow.endings.append(lambda dataset, settings: distributed(dataset, part))
 
 
@@ -113,8 +123,14 @@ class PrefetchBatches(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Prefetches, unless the option says 0."""
+        dataset = flow.flush()
+        if flow.is_moved:
+            # An iterator of a shuffle makes that of its input when it is first read. TensorFlow sets up all functions
+            # for each, and Keras opens two an epoch and reads one.
+            dataset = shuffle(dataset, 1, tf.constant([1, 1], tf.int64))
         if self.batches != 0:
-            flow.dataset = flow.flush().prefetch(tf.data.AUTOTUNE if self.batches == "auto" else self.batches)
+            dataset = dataset.prefetch(tf.data.AUTOTUNE if self.batches == "auto" else self.batches)
+        flow.dataset = dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

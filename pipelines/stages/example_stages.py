@@ -218,8 +218,11 @@ def _alone(function: Any) -> Any:
 def _many_at_once(
     function: StageFunction, single: Any, options: PipelineOptions, facts: Facts, reason: str
 ) -> ManyAtOnce:
-    largest = max(facts.sample.decoded_bytes, facts.sample.example_bytes, 1)
-    size = max(1, min(options.batch_size, int(_CHUNK_BYTES / largest)))
+    # A divisor of the batch, so that no position cuts one: kernels may round otherwise in another.
+    batch = options.batch_size if facts.part is None else facts.part.size
+    fitting = _CHUNK_BYTES / max(facts.sample.decoded_bytes, facts.sample.example_bytes, 1)
+    divisors = [size for size in range(1, batch + 1) if batch % size == 0]
+    size = min(divisors, key=lambda size: max(size / fitting, fitting / size))
     return ManyAtOnce(
         name=function.stage,
         setting=f"{size:,} at once",

@@ -1,23 +1,19 @@
-"""Epochs of a pipeline, from any position: whether it has one, what the plan says of it, and how stages make them."""
+"""Epochs of a pipeline, from any position: whether it has one, and what the plan says of it."""
 
-import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
-
-import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.pipelines.inspection.facts import Facts
-from tfopt.pipelines.shared.epochs import Epoch, Position, Readings, in_epochs
+from tfopt.pipelines.shared.epochs import Position
 from tfopt.pipelines.shared.nondeterminism import CHANGING
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.stages.batch_stages import Batch, PrefetchBatches, Service
+from tfopt.pipelines.stages.batch_stages import Batch
 from tfopt.pipelines.stages.buckets import WINDOW
 from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.mixture_stages import MixedPart, Mixture
 from tfopt.pipelines.stages.order_stages import Read
-from tfopt.pipelines.stages.stage import Flow, Stage, all_of, split_at_cache
+from tfopt.pipelines.stages.stage import Flow, Stage, all_of
 
 
 def expect_repeatable(stages: Sequence[Stage]) -> None:
@@ -108,39 +104,9 @@ def _how(position: Position, stages: Sequence[Stage]) -> str:
     return "examples before it in its epoch are read and dropped"
 
 
-def run_through(flow: Flow, stages: Sequence[Stage], *, once: bool = False) -> None:
-    """Takes a flow through all stages: those after the cache again in each epoch, up to what is prepared ahead.
-
-    With `once` each iteration of the dataset is the first epoch, without a function around its stages.
-    """
+def run_through(flow: Flow, stages: Sequence[Stage]) -> None:
+    """Takes a flow through all stages."""
     batch = batch_of(stages)
-    shared, others = split_at_cache(stages)
-    ahead = next(at for at, stage in enumerate(others) if isinstance(stage, PrefetchBatches))
-    for stage in shared:
-        stage.apply(flow)
-    if once or any(isinstance(stage, Service) for stage in stages):
-        epoch = Epoch.first(flow.place.position.seed or 0) if once else None
-        flow.dataset = _within(flow, others[:ahead], epoch, batch=batch)
-    else:
-        flow.outside += [each for each in (flow.flush(), *(part.flush() for part in flow.parts)) if each is not None]
-        made = partial(_within, flow, others[:ahead], batch=batch)
-        flow.dataset = in_epochs(flow.place, made, batch.length, flow.outside)
-        flow.dataset._batch_size = tf.constant(batch.size, tf.int64)  # for those who ask the stages
-    for stage in others[ahead:]:
-        stage.apply(flow)
-
-
-def _within(flow: Flow, stages: Sequence[Stage], epoch: Epoch | None, *, batch: Batch) -> Any:
-    """Returns the batches of an epoch."""
-    examples = 0 if epoch is None else epoch.batch * batch.size
-    cut = 0
-    if batch.boundaries and epoch is not None:
-        # Examples change places on their way into batches, which are moved instead, within whole windows.
-        window = math.lcm(WINDOW * batch.size, *(stage.at_once for stage in stages))
-        cut = examples % window
-    inner = flow.begin(epoch, stages, examples - cut)
+    flow.size, flow.window = batch.size, WINDOW if batch.boundaries else 1
     for stage in stages:
-        stage.apply(inner)
-        if stage is batch:
-            inner.dataset = Readings(rest=cut // batch.size).without_rest(inner.dataset)
-    return inner.flush()
+        stage.apply(flow)

@@ -1,6 +1,8 @@
 """The stages of a mixture: one for each part, and the one in which their examples take turns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -34,19 +36,22 @@ class MixedPart(Stage):
 
     def cached(self, whole: Flow) -> Flow:
         """Returns a flow after the stages up to the cache, of the next part of a mixture."""
-        flow = Flow(whole.description, whole.place, len(whole.parts), outside=whole.outside)
+        flow = Flow(whole.description, whole.place, number=len(whole.parts), outside=whole.outside)
         for stage in split_at_cache(self.stages)[0]:
             stage.apply(flow)
+        flow.flush()
         return flow
 
     def examples(self, cached: Flow, epoch: Epoch, examples: Any = 0) -> Any:
         """Returns the part's dataset in an epoch of the mixture, without its first so many examples."""
         after = split_at_cache(self.stages)[1]
-        own = epoch.of_part(cached.number or 0, self.options.seed)
-        flow = cached.begin(own, after, examples, times=self.times, count=self.facts.count or 0)
+        # No chunk is cut, since kernels may round otherwise in another.
+        cut = examples % max(stage.at_once for stage in after)
+        readings = Readings(examples - cut, self.times, self.facts.count or 0)
+        flow = cached.of_part(epoch.of_part(cached.number or 0, self.options.seed, readings))
         for stage in after:
             stage.apply(flow)
-        return flow.flush()
+        return Readings.without(cut, flow.flush())
 
     @property
     def cache(self) -> CacheChoice:
@@ -89,18 +94,23 @@ class Mixture(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Takes examples of the parts in turn."""
-        epoch, skipped, end = flow.expected_epoch, flow.take_readings().rest, self.facts.count
+        end = tf.data.INFINITE_CARDINALITY if self.facts.infinite else self.facts.count
+        flow.dataset = flow.begin(partial(self._mixed, flow.parts), end, ends=True)
+
+    def _mixed(self, flows: Sequence[Flow], epoch: Epoch) -> Any:
+        """Returns the examples of an epoch."""
+        skipped, end = epoch.readings.skipped, self.facts.count
+        # Where the end is not known, only reading finds out whether it comes before the position.
         known = end is not None or self.facts.infinite
         first = skipped if known else 0
         datasets = [
-            part.examples(cached, epoch, examples)
-            for part, cached, examples in zip(self.parts, flow.parts, self.schedule.counts(first), strict=True)
+            part.examples(flow, epoch, examples)
+            for part, flow, examples in zip(self.parts, flows, self.schedule.counts(first), strict=True)
         ]
         mixed = in_turns(self.schedule.dataset(first, end), datasets)
         if end is not None:
-            mixed = mixed.apply(tf.data.experimental.assert_cardinality(Readings(rest=first).left(end)))
-        # Where the end is not known, only reading finds out whether it comes before the position.
-        flow.dataset = mixed if known else Readings(rest=skipped).without_rest(mixed)
+            mixed = mixed.apply(tf.data.experimental.assert_cardinality(epoch.readings.left(end)))
+        return mixed if known else mixed.skip(skipped)
 
     def summary(self) -> dict[str, Any]:
         """Returns the mixture's number of examples, and its parts."""

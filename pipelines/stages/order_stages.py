@@ -1,21 +1,24 @@
 """The stages that decide the order of elements: read, mix and shuffle."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt.pipelines.cache.choice import CacheChoice, keeps_one_order, reads_by_position, reads_in_pools
 from tfopt.pipelines.inspection.facts import MIB, SHUFFLE_MIB, SHUFFLE_MOST, Facts
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.epochs import Readings, in_one_order, in_one_permutation, reshuffled
+from tfopt.pipelines.shared.epochs import Draw, Epoch, in_one_order, in_one_permutation, reshuffled
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.seeding import (
     either,
     from_batches,
-    made_of_numbers,
+    of_length,
     part_seed,
     permutation,
+    permuted,
     random_bits,
     sequence,
     shuffle,
@@ -48,19 +51,51 @@ class Read(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
-        source, readings = self.source, flow.take_readings() if self.ordered else Readings()
-        if self.permuted and source.at is not None:
-            flow.dataset = self._counted(source.at(self._order(flow, readings)), readings)
-        elif self.permuted and source.pools is not None:
-            epoch = flow.expected_epoch
-            drawn = tf.data.Dataset.range(tf.cast(readings.whole, tf.int64), readings.times).map(
-                without_autograph(lambda reading: random_bits(epoch.key("files", reading)))
-            )
-            flow.dataset = from_batches(source.pools.read(drawn, readings.rest), readings.left(self.count or 0))
+        source = self.source
+        if source.at is not None and self.permuted == "one":
+            flow.dataset = source.at(in_one_permutation(self.count or 0, flow.place, flow.number, self.seed))
+        elif source.at is not None and self.permuted:
+            flow.dataset = source.at(self._order(flow))
+        elif source.pools is not None and self.permuted:
+            count = self.count if flow.epoch is None else None
+            flow.dataset = from_batches(source.pools.read(flow.begin(_drawn, None)), count, may_be_less=True)
+        elif not self.ordered or flow.is_served:
+            flow.dataset = self._in_order(flow)
+        elif source.at is not None and source.resident and self.used is not None:
+            flow.dataset = source.at(self._numbers(flow))
         else:
-            flow.dataset = self._in_order(flow, readings)
+            whole = self._in_order(flow)
+            flow.dataset = flow.begin(partial(self._from_position, whole), _length(whole), ends=True)
+        if source.at is not None and self.used is not None and _length(flow.dataset) is None and flow.epoch is None:
+            flow.dataset = of_length(flow.dataset, self.used, ends=True)
 
-    def _in_order(self, flow: Flow, readings: Readings) -> Any:
+    def _order(self, flow: Flow) -> Any:
+        """Returns which elements are read in each epoch, in random order."""
+        count = self.count or 0
+        if self.permuted == "behind":
+            return flow.begin(self._behind, count)
+        if flow.epoch is None:
+            return flow.begin_numbers(lambda start: permuted(count, Draw("files").key(start)), count)
+        epoch, readings = flow.epoch, flow.epoch.readings
+        if readings.times == 1:
+            return permutation(count, epoch.key("files"), skipped=readings.skipped)
+        return readings.each(lambda reading: permutation(count, epoch.key("files", reading)))
+
+    def _behind(self, epoch: Epoch) -> Any:
+        order = permutation(self.count or 0, epoch.lasting_key("mix"))
+        again = partial(reshuffled, order, self.count or 0, epoch, rests=True)
+        return epoch.readings.each(again)
+
+    def _numbers(self, flow: Flow) -> Any:
+        """Returns which elements are read in each epoch, in the source's own order."""
+        count = self.used or 0
+        return (
+            self._sequence(flow.epoch)
+            if flow.epoch is not None
+            else flow.begin_numbers(lambda _: np.arange(count), count)
+        )
+
+    def _in_order(self, flow: Flow) -> Any:
         """Returns the elements in the source's own order."""
         source = self.source
         with tf.init_scope():  # a dataset of its own, not one that each epoch makes again
@@ -72,16 +107,19 @@ class Read(Stage):
                 dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
             dataset = dataset if self.used == self.count else dataset.take(self.used)
             flow.outside.append(dataset)
-        begun = readings.again(dataset)
-        if self.shuffled or source.at is None or self.used is None:
+        return dataset
+
+    def _from_position(self, whole: Any, epoch: Epoch) -> Any:
+        """Returns the elements in the source's own order, from a position on."""
+        begun, source = epoch.readings.again(whole), self.source
+        if source.at is None or self.used is None:
             return begun
-        resident, starts = source.resident and self.local, isinstance(readings.rest, int)
-        if starts and not resident:
-            return begun
-        if readings.times > 1:
-            return source.at(readings.again(sequence(self.used)))
-        at = source.at(sequence(self.used, skipped=readings.rest))
-        return at if resident else either(readings.rest > 0, at, begun)
+        is_moved = tf.greater(tf.cast(epoch.readings.skipped, tf.int64), 0)
+        return either(is_moved, source.at(self._sequence(epoch)), begun)
+
+    def _sequence(self, epoch: Epoch) -> Any:
+        readings, count = epoch.readings, self.used or 0
+        return sequence(count, skipped=readings.skipped) if readings.times == 1 else readings.again(sequence(count))
 
     def in_own_order(self) -> "Read":
         """Returns the stage without any order but the source's."""
@@ -91,24 +129,6 @@ class Read(Stage):
     def skips(self) -> bool:
         """Whether it begins in the middle of an epoch without reading what comes before."""
         return self.source.at is not None or bool(self.permuted)
-
-    def _counted(self, dataset: Any, readings: Readings) -> Any:
-        """Has a wrong number of elements end in an error."""
-        if not self.local or self.count is None or made_of_numbers(dataset):
-            return dataset
-        return dataset.apply(tf.data.experimental.assert_cardinality(readings.left(self.count)))
-
-    def _order(self, flow: Flow, readings: Readings) -> Any:
-        count = self.count or 0
-        if self.permuted == "one":
-            return in_one_permutation(count, flow.place, flow.number, self.seed)
-        epoch = flow.expected_epoch
-        if self.permuted == "each":
-            if readings.times == 1:
-                return permutation(count, epoch.key("files"), skipped=readings.rest)
-            return readings.each(lambda reading: permutation(count, epoch.key("files", reading)))
-        order = permutation(count, epoch.lasting_key("mix"))
-        return readings.each(lambda reading: reshuffled(order, count, epoch, reading, rests=True))
 
     def summary(self) -> dict[str, object]:
         """Returns the source's name and count."""
@@ -124,10 +144,11 @@ class Mix(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Shuffles the elements in the same way on every iteration."""
-        elements = flow.dataset
-        flow.dataset = in_one_order(
+        elements, length = flow.dataset, _length(flow.dataset)
+        mixed = in_one_order(
             flow.place, flow.number, self.seed, lambda epoch: shuffle(elements, self.buffer, epoch.lasting_key("mix"))
         )
+        flow.dataset = mixed if length is None else mixed.apply(tf.data.experimental.assert_cardinality(length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,22 +162,42 @@ class Shuffle(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Shuffles, differently on every iteration."""
-        readings = flow.take_readings()
-        if not self.buffer or self.drawn:
-            if not readings.is_one:
-                flow.dataset = readings.again(flow.flush())
-            return
-        elements, epoch = flow.flush(), flow.epoch
-        if epoch is None:
-            flow.dataset = shuffle_anew(elements, self.buffer)
-        else:
-            flow.dataset = readings.each(
-                lambda reading: reshuffled(elements, self.buffer, epoch, reading, rests=self.rests)
-            )
+        elements = flow.flush()
+        shuffles = self.buffer and not self.drawn
+        if flow.is_served:
+            flow.dataset = shuffle_anew(elements, self.buffer) if shuffles else elements
+        elif shuffles:
+            # Where the first epoch is not shuffled, no buffer asks for the end.
+            flow.dataset = flow.begin(partial(self._shuffled, elements), _length(elements), ends=self.rests)
+        elif not flow.has_begun:
+            flow.dataset = flow.begin(lambda epoch: epoch.readings.again(elements), _length(elements), ends=True)
+
+    def _shuffled(self, elements: Any, epoch: Epoch) -> Any:
+        # One more than there may be, so that the end is asked for: a cache in memory is whole only then.
+        buffer = self.buffer + 1
+        return epoch.readings.each(lambda reading: reshuffled(elements, buffer, epoch, reading, rests=self.rests))
 
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
         return {"shuffle_buffer": self.buffer}
+
+
+def _drawn(epoch: Epoch) -> Any:
+    """Returns a dataset of the random bits of each reading, and of how many elements are left out of it."""
+    readings = epoch.readings
+
+    @without_autograph
+    def reading(number: Any) -> Any:
+        skipped = tf.where(tf.equal(number, readings.whole), tf.cast(readings.rest, tf.int64), 0)
+        return random_bits(epoch.key("files", number)), skipped
+
+    return tf.data.Dataset.range(readings.whole, readings.times).map(reading)
+
+
+def _length(dataset: Any) -> int | None:
+    """Returns the length of a dataset; None if unknown, or in a graph."""
+    length = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
+    return None if length == tf.data.UNKNOWN_CARDINALITY else length
 
 
 def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[Read, *tuple[Mix, ...]]:

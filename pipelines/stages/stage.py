@@ -1,17 +1,28 @@
 """A stage of a plan, and the dataset that goes through the stages."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
 from tfopt.pipelines.inspection.sample import ShapeCheck
 from tfopt.pipelines.shared.elements import element_of, in_single_examples
-from tfopt.pipelines.shared.epochs import Epoch, Place, Readings
+from tfopt.pipelines.shared.epochs import Draw, Epoch, Place, Position, Readings, in_chunks, in_epochs
 from tfopt.pipelines.shared.nondeterminism import find_in_function, refuse_restarting
 from tfopt.pipelines.shared.options import StageFunction
-from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, with_drawn_bits, with_random_bits
+from tfopt.pipelines.shared.seeding import (
+    bits_from,
+    call_in_turn,
+    from_batches,
+    in_batches,
+    of_length,
+    with_drawn_bits,
+    with_random_bits,
+)
+
+_BITS = 1024  # that are drawn together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,73 +76,85 @@ def split_at_cache(stages: Sequence[Stage]) -> tuple[Sequence[Stage], Sequence[S
 
 @dataclass(slots=True)
 class Flow:
-    """A dataset on its way through the stages, outside of the epochs and then in each."""
+    """A dataset on its way through the stages."""
 
     description: str  # of the whole plan; a cache on disk keeps it for its readers
     place: Place  # of the whole dataset
+    is_served: bool = False  # whether a tf.data service makes it, and draws anew for each epoch
     number: int | None = None  # of the part of a mixture
     dataset: Any = None
-    epoch: Epoch | None = None  # within one; None before, and where a tf.data service makes its own
+    epoch: Epoch | None = None  # the only one that this is, as of the part of a mixture, which is made within one
+    size: int = 1  # examples in a batch
+    window: int = 1  # batches that are left out together; others are made and dropped
     parts: list["Flow"] = field(default_factory=list)  # of a mixture, each up to its cache
     settings: Any = field(default_factory=tf.data.Options)
     outside: list[Any] = field(default_factory=list)  # datasets that epochs read, and do not make
     # Called with the finished batches and the settings, in turn: nothing may follow a copy to the device.
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     check: ShapeCheck | None = None  # what the next map ends with
+    has_begun: bool = False  # whether a stage has decided the order
     _functions: list[StageFunction] = field(default_factory=list)  # of the next map
     _draws: str = ""  # by which key these draw
     _at_once: int | None = None  # how many examples these take, if not one
     _maps: list["_Map | _MapChunks"] = field(default_factory=list)  # those that wait
     _is_raw: bool = True
-    _readings: Readings = field(default_factory=Readings)  # of the stage that decides the order
-    _early: Any = 0  # examples that are left out there
-    _late: Any = 0  # and behind the last function of many examples at once
-    _chunks: int = 0  # such functions that are to come
 
-    def begin(
-        self, epoch: Epoch | None, stages: Sequence[Stage], examples: Any = 0, *, times: int = 1, count: int = 0
-    ) -> "Flow":
-        """Returns a flow that goes on from here through an epoch.
-
-        Args:
-            epoch: The epoch.
-            stages: Those that follow in it.
-            examples: How many are left out at first.
-            times: How often the epoch reads them.
-            count: How many there are, if it reads them several times.
-        """
-        chunks = [stage for stage in stages if stage.at_once > 1]
-        # No chunk is cut, since kernels may round otherwise in another.
-        late = examples % chunks[0].at_once if chunks and epoch is not None else 0
-        early = examples - late
-        whole = early // count if times > 1 else 0
+    def of_part(self, epoch: Epoch) -> "Flow":
+        """Returns a flow that goes on from here through an epoch of a part of a mixture."""
+        dataset = self.flush()
         return Flow(
             description=self.description,
             place=self.place,
             number=self.number,
-            dataset=self.flush(),
+            dataset=dataset,
             epoch=epoch,
-            parts=self.parts,
-            settings=self.settings,
             outside=self.outside,
-            endings=self.endings,
             _is_raw=self._is_raw,
-            _readings=Readings(times, whole, early - whole * count),
-            _early=early,
-            _late=late,
-            _chunks=len(chunks),
         )
 
     @property
-    def expected_epoch(self) -> Epoch:
-        """The epoch, within one."""
-        assert self.epoch is not None
-        return self.epoch
+    def is_moved(self) -> bool:
+        """Whether each iteration is an epoch from a position on."""
+        return self.epoch is None and not self.is_served
 
-    def take_readings(self) -> Readings:
-        """Returns what the stage that decides the order leaves out and repeats; nothing for those after it."""
-        taken, self._readings = self._readings, Readings()
-        return taken
+    def skipped(self, batch: Any) -> Any:
+        """Returns how many elements the stage that decides the order leaves out, before a batch."""
+        return (batch - batch % self.window if self.window > 1 else batch) * self.size
+
+    def begin_numbers(self, drawn: Callable[[Position], Any], count: int) -> Any:
+        """Does as `begin`, with the numbers below `count` that NumPy gives for the start of an epoch: int64 (count)."""
+        self.has_begun = True
+        draw = functools.lru_cache(1)(lambda start: drawn(start))
+
+        def chunk(position: Position, number: int) -> Any:
+            # The last number comes alone: an iterator that was restored takes its position with it.
+            numbers, skipped = draw(replace(position, batch=0)), self.skipped(position.batch)
+            return numbers[skipped:-1] if number == 0 else numbers[-1:] if skipped < count else numbers[:0]
+
+        chunks = in_chunks(self.place, chunk, 2, begins=True)
+        return from_batches(chunks, count, may_be_less=True)
+
+    def begin(self, made: Callable[[Epoch], Any], length: int | None, *, ends: bool = False) -> Any:
+        """Returns the dataset of what a function makes of each epoch, by the stage that decides the order.
+
+        `length` and `ends` are those of `in_epochs`.
+        """
+        self.has_begun = True
+        return self._in_epochs(made, begins=True, length=length, ends=ends)
+
+    def go_on(self, made: Callable[[Epoch], Any], length: int | None = None) -> Any:
+        """Returns the same, by a stage after that one."""
+        return self._in_epochs(made, begins=False, length=length, ends=True)
+
+    def _in_epochs(self, made: Callable[[Epoch], Any], **options: Any) -> Any:
+        if self.epoch is not None:
+            return made(self.epoch)
+
+        def from_position(epoch: Epoch) -> Any:
+            return made(replace(epoch, readings=Readings(self.skipped(epoch.batch))))
+
+        self.outside += [flow.dataset for flow in (self, *self.parts) if flow.dataset is not None]
+        return in_epochs(self.place, from_position, outside=self.outside, **options)
 
     def call(self, function: StageFunction, draws: str) -> None:
         """Adds a function to the map that calls those which draw by one key."""
@@ -146,7 +169,6 @@ class Flow:
             self._end_map()
         self._functions.append(function)
         self._at_once = size
-        self._chunks -= 1
 
     @property
     def waits(self) -> bool:
@@ -177,12 +199,11 @@ class Flow:
     def _end_map(self) -> None:
         functions, is_raw = tuple(self._functions), self._is_raw and self._at_once is None
         if self._at_once is not None:
-            late = 0 if self._chunks else self._late
-            self._maps.append(_MapChunks(functions, self._at_once, late))
-            self._early, self._late, functions = self._early + late, self._late - late, ()
+            self._maps.append(_MapChunks(functions, self._at_once, self))
+            functions = ()
         if functions or self.check is not None:
             check = None if self.check is None else self.check.checker(is_raw=is_raw)
-            self._maps.append(_Map(functions, self._draws, check, self.epoch, self._early))
+            self._maps.append(_Map(functions, self._draws, check, self))
         self._functions, self._draws, self._at_once, self.check = [], "", None, None
         self._is_raw = is_raw and not functions
 
@@ -194,8 +215,7 @@ class _Map:
     functions: tuple[StageFunction, ...]
     draws: str  # by which key
     check: Callable[[Any, Any], Any] | None  # of an element before and after them
-    epoch: Epoch | None
-    skipped: Any  # examples that are left out of it
+    flow: Flow
 
     def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
         spec = dataset.element_spec
@@ -217,10 +237,19 @@ class _Map:
         return result
 
     def _with_bits(self, dataset: Any) -> Any:
-        if self.epoch is None:
+        if self.flow.is_served:
             return with_drawn_bits(dataset)
-        skipped = self.epoch.batch if self.draws == "batch" else self.skipped
-        return with_random_bits(dataset, self.epoch.key(self.draws), skipped=skipped)
+        epoch = self.flow.epoch
+        if epoch is not None:
+            return with_random_bits(dataset, epoch.key(self.draws), skipped=epoch.readings.skipped)
+        draw, by_batch = Draw(self.draws), self.draws == "batch"
+
+        def chunk(position: Position, number: int) -> Any:
+            skipped = position.batch if by_batch else self.flow.skipped(position.batch)
+            return bits_from(skipped + number * _BITS, _BITS, draw.key(position))
+
+        bits = in_single_examples(in_chunks(self.flow.place, chunk, 2**40, begins=False))
+        return tf.data.Dataset.zip(dataset, of_length(bits, int(tf.data.INFINITE_CARDINALITY)))
 
     @property
     def _name(self) -> str:
@@ -233,7 +262,7 @@ class _MapChunks:
 
     functions: tuple[StageFunction, ...]
     size: int
-    skipped: Any  # examples to leave out of what they give
+    flow: Flow
 
     def apply(self, dataset: Any, *, deterministic: bool | None) -> Any:
         count = int(dataset.cardinality()) if tf.executing_eagerly() else -1
@@ -246,8 +275,11 @@ class _MapChunks:
         parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic}
         chunks = chunks.map(called, **parallel, name=_joined(self.functions))
         examples = in_single_examples(chunks, _joined(self.functions))
-        examples = examples.apply(tf.data.experimental.assert_cardinality(count)) if count >= 0 else examples
-        return Readings(rest=self.skipped).without_rest(examples)
+        if count < 0:
+            return examples
+        if self.flow.has_begun:  # perhaps in the middle
+            return of_length(examples, count, ends=True)
+        return examples.apply(tf.data.experimental.assert_cardinality(count))
 
 
 def _joined(functions: tuple[StageFunction, ...]) -> str:

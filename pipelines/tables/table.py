@@ -297,23 +297,22 @@ def _streamed(
         numbers = tf.data.Dataset.range(len(blocks))
         return from_batches(numbers.map(read, num_parallel_calls=2).prefetch(1), count)
 
-    def pools(readings: Any, skipped: Any) -> Any:
+    def pools(readings: Any) -> Any:
         read = _reader(files, layout, partial(_read_pool, files, blocks, layout, mixed))
 
         @without_autograph
-        def of_epoch(number: Any, bits: Any) -> Any:
-            left_out = tf.where(number == 0, tf.cast(skipped, tf.int64), 0)
-            return tf.data.Dataset.range(-(-len(blocks) // mixed)).map(lambda pool: (pool, bits, left_out))
+        def of_epoch(bits: Any, skipped: Any) -> Any:
+            return tf.data.Dataset.range(-(-len(blocks) // mixed)).map(lambda pool: (pool, bits, skipped))
 
         # TensorFlow 2.21 never ends a flat_map on a tf.data service.
-        return readings.enumerate().interleave(of_epoch, cycle_length=1).map(read).prefetch(1)
+        return readings.interleave(of_epoch, cycle_length=1).map(read).prefetch(1)
 
     def shuffled(seed: int | None) -> Any:
         if seed is None:
             order = tf.data.Dataset.random(rerandomize_each_iteration=True).take(1)
         else:
             order = tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
-        return from_batches(pools(order, 0), count)
+        return from_batches(pools(order.map(lambda bits: (bits, tf.constant(0, tf.int64)))), count)
 
     def part(index: int, parts: int) -> Source:
         own = part_of(blocks, count * index // parts, count * (index + 1) // parts)

@@ -182,6 +182,12 @@ def test_whole_batches_are_gathered_in_parallel(seed):
     assert not {"_MapDataset", "_BatchDataset"}.intersection(kinds), "a step for each row"
 
 
+@pytest.mark.parametrize("options", [{}, {"training": False}, {"augment": lambda row, seed: row}])
+def test_no_epoch_of_arrays_is_set_up_again(options):
+    """In a function of TensorFlow's, which it would optimise for each iterator."""
+    assert "_FlatMapDataset" not in stages(plan_pipeline(ROWS, batch_size=8, **options).build())
+
+
 @pytest.mark.parametrize(("prefetch", "size"), [("auto", tf.data.AUTOTUNE), (3, 3), (0, None)])
 def test_batches_are_prefetched_last(prefetch, size):
     built = build_pipeline(ROWS, batch_size=8, prefetch=prefetch, device=None)

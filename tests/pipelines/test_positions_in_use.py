@@ -76,6 +76,17 @@ def test_an_epoch_begins_when_its_first_batch_is_read():
     assert [contents(dataset) for _ in range(2)] == [epochs[1][3:], epochs[2]]
 
 
+@pytest.mark.parametrize("source", [np.arange(COUNT), tf.data.Dataset.range(COUNT)], ids=["by position", "in a buffer"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_iterators_that_are_read_in_turn_have_an_epoch_each(source, shuffle):
+    plan = plan_pipeline(source, augment=scaled, shuffle=shuffle, **OPTIONS)
+    epochs = [contents(plan.at(number).build()) for number in range(2)]
+    dataset = plan.build()
+    iterators = [iter(dataset), iter(dataset)]
+    read = [[next(each) for each in iterators] for _ in range(STEPS)]
+    assert [contents(batches) for batches in zip(*read, strict=True)] == epochs
+
+
 def test_a_look_at_the_first_batch_takes_no_epoch():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -92,7 +103,7 @@ def test_positions_that_no_iterator_took_are_forgotten():
     place.move(Position(7, 0, 4), Position(7, 1))
     place.settle()
     assert place.position == Position(7, 1)
-    place.begin([7, 5, 0, -1])  # of an iterator that was restored, and taken elsewhere
+    place.begin([7, 5, 0, 1])  # of an iterator that was restored, and taken elsewhere
     assert place.position == Position(7, 6)
 
 
