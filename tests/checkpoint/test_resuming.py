@@ -1,5 +1,7 @@
 """A training that is interrupted and goes on ends as one that was not: weights, optimizer, metrics and history."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,6 +49,31 @@ def test_a_second_interruption_in_the_same_validation(tmp_path):
     whole = case.fit(strategy=strategy)
     assert history == whole[1]
     assert all(map(np.array_equal, variables, whole[0]))
+
+
+def in_one_notebook(case, folder, moment):
+    """Whether a training that goes on with the same dataset, whose shuffle has drawn further, ends as a whole one."""
+    variables, history = CASES[case].fit(strategy=tf.distribute.get_strategy())
+    data = CASES[case].data()
+    held = replace(CASES[case], data=lambda: data)
+    again = held.interrupted(folder, *MOMENTS[moment], strategy=tf.distribute.get_strategy())
+    return history == again[1] and all(map(np.array_equal, variables, again[0]))
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["within an epoch", "between epochs"])
+@pytest.mark.parametrize("case", ["dataset", "shuffled twice", "validation of the same dataset by steps", "pipeline"])
+def test_goes_on_with_the_same_dataset(tmp_path, caplog, case, moment):
+    assert in_one_notebook(case, tmp_path, moment)
+    assert "The epoch starts over" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_dataset_that_cannot_go_back_begins_its_epoch_again(tmp_path, caplog):
+    """The state of a shuffle lies in front of a cache."""
+    assert not in_one_notebook("cached", tmp_path, "within an epoch")
+    assert "a dataset that was read before in this process" in caplog.text
 
 
 @pytest.mark.slow

@@ -172,9 +172,9 @@ class CountingValidations(Counting):
         self.model.optimizer.learning_rate = 0.01 / float(1 + self.steps)
 
 
-def parts_of_one_dataset():
+def parts_of_one_dataset(size=BATCH):
     whole = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(EXAMPLES, seed=2)
-    return whole.skip(14).batch(BATCH), whole.take(14).batch(BATCH)
+    return whole.skip(14).batch(size), whole.take(14).batch(BATCH)
 
 
 def dataset(seed=2):
@@ -348,6 +348,9 @@ CASES = {
     "state of a callback": Case(callbacks=lambda: [Counting()]),
     "validation shuffled": Case(data=lambda: (dataset(), dataset(3)), fitted={"validation_steps": 3}),
     "validation of the same dataset": Case(data=parts_of_one_dataset, steps=5),
+    "validation of the same dataset by steps": Case(
+        data=lambda: parts_of_one_dataset(4), fitted={"steps_per_epoch": 5}, steps=4
+    ),
     "noise in the validation": Case(model=lambda: dense_net(extra=[NoisyEverywhere()])),
     "state of a callback that counts validations": Case(callbacks=lambda: [CountingValidations()]),
     "optimizers of its own": Case(model=lambda: TwoOptimizers(dense_net().layers), compiled={"metrics": None}),

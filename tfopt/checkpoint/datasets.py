@@ -17,6 +17,7 @@ from tfopt.pipelines.stages.from_position import batch_of, is_repeatable, orderi
 
 _COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
 _DRAWING = ("ShuffleDataset", "RandomDataset")
+_OPENED = "_tfopt_opened"  # an attribute of stages that draw
 
 
 def exact_plan(dataset: Any) -> PipelinePlan | None:
@@ -96,6 +97,22 @@ def draws_by_opening(dataset: Any) -> bool:
     return bool(_draws(dataset)) and not _keeps_draws(dataset)
 
 
+def openings(dataset: Any) -> int:
+    """Returns how many iterators of a dataset `opened` has been told of, also for other datasets with its shuffle."""
+    return max((getattr(stage, _OPENED, 0) for stage in _draws(dataset)), default=0)
+
+
+def opened(dataset: Any, number: int | None = None) -> None:
+    """Notes that a dataset has one more iterator, or how many there are after all."""
+    for stage in _draws(dataset):
+        setattr(stage, _OPENED, getattr(stage, _OPENED, 0) + 1 if number is None else number)
+
+
+def draws(dataset: Any) -> bool:
+    """Whether any stage of a dataset draws."""
+    return bool(_draws(dataset))
+
+
 def is_complete(state: np.ndarray, dataset: Any) -> bool:
     """Whether a state holds what each shuffle will draw next; TensorFlow leaves out one that is just exhausted."""
     shuffles = [stage for stage in lineage(dataset) if _kind(stage) == "ShuffleDataset"]
@@ -104,7 +121,8 @@ def is_complete(state: np.ndarray, dataset: Any) -> bool:
 
 
 def _draws(dataset: Any) -> list[Any]:
-    return [stage for stage in lineage(dataset) if _kind(stage) in _DRAWING]
+    stages = lineage(dataset) if isinstance(dataset, tf.data.Dataset) else ()
+    return [stage for stage in stages if _kind(stage) in _DRAWING]
 
 
 def _kind(stage: Any) -> str:

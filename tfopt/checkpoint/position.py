@@ -1,8 +1,8 @@
 """The position of Keras' `fit` in its data: read, and found again in another process.
 
-A dataset of `build_pipeline` reads from any position. For another dataset that yields the same on every run, as many
-iterators are opened as before, since each draws its own order, and batches of the last one are skipped. If the order
-changes on every run, as with unseeded arrays, the iterator's state is restored.
+A dataset of `build_pipeline` reads from any position. Of another dataset that draws, the iterator's state is restored,
+which holds buffers, counters and seeds. Where that cannot be had, data that are the same on every run are brought there
+by as many iterators as before, since each draws an order of its own, and by reading what was read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +18,13 @@ from tensorflow.python.ops import gen_dataset_ops
 from tfopt.checkpoint.datasets import (
     all_counts,
     changes,
+    draws,
     draws_by_opening,
     exact_plan,
     is_complete,
     obstacle,
+    opened,
+    openings,
     order_of,
     places_of,
     positions_of,
@@ -69,6 +72,9 @@ class Position:
     """The same of the iterator that is being read, with the batches that were read of it; None if there is none."""
     order: list[Any] | None = None
     """What else decides the order of a pipeline."""
+    opened: list[int] | None = None
+    """Which of all iterators of a shuffle the one is that was read last, and how many there are; None in earlier
+    versions."""
 
 
 class DataPosition:
@@ -83,26 +89,47 @@ class DataPosition:
         self._reads: list[int] = []  # batches of each iterator, without those of the running epoch
         self._batch = 0  # of the running epoch
         self._batch_before = 0  # of one that was resumed after its last step
+        self._opened: list[int] = []  # which of all iterators of its shuffle each one is
         self._reading = 0  # iterators that were open at the last step, which read from the last of them
         self._last: Any = None  # iterator
         self._read_from: Any = None
         self._resumed: Any = None  # the iterator that the next opening returns
         self._open_stock: Any = epochs._get_iterator
         self._dataset = epochs.data_adapter.get_tf_dataset()
+        # A strategy copies the dataset, with a shuffle of its own.
+        self._own_openings = None if epochs._distributed_dataset is self._dataset else 0
+        self._was_opened = self._openings() > 0  # by an earlier fit
         self._plan = exact_plan(self._dataset)
         self._places = places_of(self._dataset)
         self._taken = self._next = self._now_at()  # at the last step
         self._begun_at = self._taken  # when the epoch began
+        self._unsaved = ""  # why no iterator's state is saved
         self._obstacle = None if self._plan else obstacle(epochs.data_adapter, self._dataset)
         epochs._get_iterator = lambda: Opening(self._open)
 
     def _open(self) -> Any:
         if self._resumed is not None:
-            opened, self._resumed = self._resumed, None
-            return opened
-        self._last = iter(self._open_stock())
+            resumed, self._resumed = self._resumed, None
+            return resumed
+        self._last = self._opened_stock()
         self._reads.append(0)
         return self._last
+
+    def _opened_stock(self) -> Any:
+        iterator = iter(self._open_stock())
+        self._note_opening()
+        self._opened.append(self._openings())
+        return iterator
+
+    def _openings(self) -> int:
+        """How many iterators of the data's shuffle have been opened."""
+        return openings(self._dataset) if self._own_openings is None else self._own_openings
+
+    def _note_opening(self) -> None:
+        if self._own_openings is None:
+            opened(self._dataset)
+        else:
+            self._own_openings += 1
 
     def begin_epoch(self) -> None:
         """Begins an epoch."""
@@ -146,11 +173,12 @@ class DataPosition:
                 str(self._obstacle),
                 "Resuming from a checkpoint within an epoch repeats that epoch from its start",
             )
+        reads = self._now()[: self._reading] if reading else self._now()
         position = Position(
             way=way,
             batch=(self._batch or self._batch_before) if in_epoch else 0,
             over=over,
-            reads=self._now()[: self._reading] if reading else self._now(),
+            reads=reads,
             batches=self._epochs._num_batches,
             seen=self._epochs._steps_seen,
             seeds=self._seeds(),
@@ -158,6 +186,7 @@ class DataPosition:
             places=positions_of(self._next if reading or over else self._now_at()),
             taken=self._begun(reading=reading),
             order=None if self._plan is None else order_of(self._plan),
+            opened=[(self._opened[: len(reads)] or [0])[-1], self._openings()],
         )
         return asdict(position), arrays
 
@@ -180,17 +209,15 @@ class DataPosition:
         if self._obstacle is not None:
             return "none", {}
         changing = changes(self._epochs.data_adapter, self._dataset)
-        if changing is None and not all_counts(self._dataset):
+        if changing is None and not draws(self._dataset):
             return "skip", {}
-        state = self._state(iterator) if isinstance(iterator, OwnedIterator) else None
-        if changing is None and (state is None or not is_complete(state, self._dataset)):
-            if not self._places:
-                return "skip", {}  # reads all that was read before
-            state, changing = None, "a dataset made of a pipeline and another shuffle"
-        if state is None:
-            self._obstacle = self._obstacle or changing
-            return "none", {}
-        return "state", {STATE: state}
+        state = self._state(iterator) if isinstance(iterator, OwnedIterator) and not self._unsaved else None
+        if state is not None and (changing is not None or is_complete(state, self._dataset)):
+            return "state", {STATE: state}
+        if changing is None and not (self._places and all_counts(self._dataset)):
+            return "skip", {}  # opens as many iterators, or reads all that was read before
+        self._obstacle = self._unsaved or changing or "a dataset made of a pipeline and another shuffle"
+        return "none", {}
 
     def _state(self, iterator: Any) -> np.ndarray | None:
         """The state of an iterator, unless it is too large."""
@@ -199,12 +226,12 @@ class DataPosition:
         try:
             saved = gen_dataset_ops.serialize_iterator(iterator._iterator_resource, external_state_policy=policy)
         except tf.errors.OpError as error:
-            self._obstacle = summarize_error(error)
+            self._unsaved = summarize_error(error)
             return None
         state = np.frombuffer(tf.io.serialize_tensor(saved).numpy(), np.uint8)
         if state.nbytes <= _MOST_BYTES:
             return state
-        self._obstacle = (
+        self._unsaved = (
             f"a dataset whose iterator's state takes {readable_bytes(state.nbytes)}, mostly elements in the buffer of "
             "a shuffle without a seed, or in a cache"
         )
@@ -243,7 +270,7 @@ class DataPosition:
         if position.way == "plan":
             self._reads = []
             if continued:
-                self._last = iter(self._open_stock())
+                self._last = self._opened_stock()
                 self._reads = [taken[0].batch if taken else 0]
         else:
             self._open_again(position, arrays, continued=continued)
@@ -282,16 +309,35 @@ class DataPosition:
         return [place.at(*each) for place, each in zip(self._places, saved or (), strict=False)]
 
     def _open_again(self, position: Position, arrays: Mapping[str, np.ndarray], *, continued: bool) -> None:
-        """Opens as many iterators as before, and brings the last one to the position."""
-        everything = position.way == "skip" and all_counts(self._dataset)
-        for number, batches in enumerate(position.reads, 1):
-            self._last = iter(self._open_stock())
-            if everything or (position.way == "skip" and continued and number == len(position.reads)):
-                for _ in range(batches):
-                    next(self._last, None)  # of data of unknown length, more may have been counted than there are
+        """Brings an iterator to the position, and what draws to where it was."""
+        self._opened = []
+        last, all_opened = position.opened or [len(position.reads)] * 2
         if position.way == "state" and position.reads:
+            self._last = self._opened_stock()
             state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
             gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
+            opened(self._dataset, all_opened)  # which is in the state
+        elif all_counts(self._dataset):
+            for batches in position.reads:
+                self._last = self._opened_stock()
+                self._skip(batches)
+        else:
+            if continued:
+                self._open_until(last - 1)
+                self._last = self._opened_stock()
+                self._skip(position.reads[-1])
+            self._open_until(all_opened)
+        self._opened = [last] * len(position.reads)
+
+    def _open_until(self, number: int) -> None:
+        """Opens iterators of a dataset that draws until there are so many, each of which has another order."""
+        while draws(self._dataset) and self._openings() < number:
+            iter(self._open_stock())
+            self._note_opening()
+
+    def _skip(self, batches: int) -> None:
+        for _ in range(batches):
+            next(self._last, None)  # of data of unknown length, more may have been counted than there are
 
     def close(self) -> None:
         """Lets go of the iterators, so that they end with `fit` and not in some later garbage collection."""
@@ -335,6 +381,8 @@ class DataPosition:
         saved = self._positions(position.places)
         if any(place.lasting not in (None, at.seed) for place, at in zip(self._places, saved, strict=False)):
             return "a pipeline without seed=, whose cache in memory was read before it could go on"
+        if position.way == "skip" and self._was_opened:
+            return "a dataset that was read before in this process, whose shuffle goes on from there"
         if not position.over and position.batch % self._epochs.steps_per_execution:
             return f"steps_per_execution={self._epochs.steps_per_execution} after {position.batch:,} batches"
         return None
@@ -370,13 +418,12 @@ class ValidationData:
         self._dataset = dataset
         self.places = [] if dataset is None else places_of(dataset)
         """Of the pipelines from which they are made."""
-        self._opened = 0
         self.before = self.now()
         """Where they were when the running validation began, or the last one."""
 
     def now(self) -> dict[str, Any]:
         """Returns where they are, as JSON values."""
-        return {"opened": self._opened, "places": positions_of(place.position for place in self.places)}
+        return {"opened": openings(self._dataset), "places": positions_of(place.position for place in self.places)}
 
     def begin(self, epochs: Any) -> None:
         """Begins a validation, given its `TFEpochIterator`."""
@@ -386,15 +433,19 @@ class ValidationData:
             epochs._get_iterator = lambda: Opening(lambda: self._open(stock))
 
     def _open(self, stock: Callable[[], Any]) -> Any:
-        self._opened += 1
+        opened(self._dataset)
         return iter(stock())
 
     def resume(self, found: Mapping[str, Any]) -> None:
-        """Brings the data to where `now` or `before` was."""
-        self._opened = found["opened"]
+        """Brings the pipelines to where `now` or `before` was."""
         for place, at in zip(self.places, found["places"], strict=False):
             place.move(place.at(*at))
-        if self._dataset is not None and not self.places and draws_by_opening(self._dataset):
-            for _ in range(self._opened):
-                iter(self._dataset)
+
+    def resume_draws(self, found: Mapping[str, Any]) -> None:
+        """Does so with another dataset that draws, after the training data, which may share its shuffle."""
+        while (
+            self._dataset is not None and draws_by_opening(self._dataset) and openings(self._dataset) < found["opened"]
+        ):
+            iter(self._dataset)
+            opened(self._dataset)
         self.before = self.now()

@@ -164,9 +164,13 @@ class Training:
         if isinstance(validations, int):
             validations = {"opened": validations, "places": []}
         data = found.metadata["data"]
-        if self.position.fits(data):
+        fits = self.position.fits(data)
+        if fits:
             self._validations.resume(validations)
-        return self.position.resume(data, found.arrays, in_epoch=in_epoch, validated=self._validations.places)
+        batch = self.position.resume(data, found.arrays, in_epoch=in_epoch, validated=self._validations.places)
+        if fits:
+            self._validations.resume_draws(validations)
+        return batch
 
     def _restore(self, found: Checkpoint, *, in_epoch: bool) -> None:
         saved = saved_in(found)
