@@ -7,7 +7,7 @@ from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.as_source import arrays
-from tfopt.pipelines.shared.epochs import Epoch, _Draw
+from tfopt.pipelines.shared.epochs import Draw, Epoch, Position
 from tfopt.pipelines.shared.seeding import in_batches, permutation, sequence
 
 COUNT = 50
@@ -39,7 +39,7 @@ def test_numbers_come_in_the_batches_of_batch(make, size, full):
 
 def test_draws_follow_from_the_seed_the_epoch_and_the_part_alone():
     def drawn(seed, epoch, part="files", mixed=None, own=None, lasts=False):
-        return tuple(_Draw(part, mixed, own, lasts).key(seed, epoch))
+        return tuple(Draw(part, lasts, mixed, own).key(Position(seed, epoch)))
 
     keys = [drawn(3, 0), drawn(4, 0), drawn(3, 1), drawn(3, 0, "shuffle"), drawn(3, 0, mixed=0), drawn(3, 0, mixed=1)]
     keys += [drawn(2**40, 0), drawn(3, 0, own=7), drawn(3, 0, lasts=True)]
