@@ -34,7 +34,7 @@ from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.saver import Saver
 from tfopt.checkpoint.signals import Signals, checked_signals
 from tfopt.checkpoint.training import Training
-from tfopt.distribute.together import all_or_none
+from tfopt.distribute.cluster.together import all_or_none
 from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.warn import warn_once

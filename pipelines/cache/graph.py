@@ -13,7 +13,7 @@ from tensorflow.core.framework.dataset_metadata_pb2 import Metadata
 from tensorflow.python.framework import op_def_registry
 
 from tfopt.pipelines.cache.values import digest, fingerprint
-from tfopt.pipelines.sources.source import HELD
+from tfopt.pipelines.shared.nondeterminism import HELD
 
 _PYTHON = frozenset(["EagerPyFunc", "PyFunc", "PyFuncStateless"])
 # Registered as stateless.

@@ -39,6 +39,7 @@ _ASSIGNING = frozenset(
         *("ResourceScatterSub", "ResourceScatterUpdate", "ResourceStridedSliceAssign"),
     ]
 )
+HELD = "held_on_host"  # the name of look-ups of tensors that a source holds for a function
 _OPAQUE = ("EagerPyFunc", "PyFunc")  # PyFuncStateless is the caller's promise that it is not
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 # Registered as stateful, and yet a saved iterator lacks nothing of theirs; what the first ones call is looked at too.

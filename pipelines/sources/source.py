@@ -10,13 +10,13 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.shared.epochs import Epoch
+from tfopt.pipelines.shared.nondeterminism import HELD
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.shared.seeding import shuffle
 
 _QUICKLY_COPIED = 16 * 2**20  # bytes
 _TEXT_BYTES = 128  # of a text, such as a path
 _OF_EXAMPLES = ("decode", "decode_batch", "encoded", "shuffled", "pools", "part", "packed", "checked")  # fields
-HELD = "held_on_host"  # the name of what looks up tensors that are held for a function
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.service.client import describe_service, from_service
 from tfopt.pipelines.shared.elements import element_of, is_static, pad_batch, without_autograph
-from tfopt.pipelines.shared.nondeterminism import find_states
+from tfopt.pipelines.shared.nondeterminism import HELD, find_states
 from tfopt.pipelines.shared.options import PipelineOptions, Prefetch
 from tfopt.pipelines.shared.seeding import in_batches, of_length, shuffle
 from tfopt.pipelines.sources.parts import Part, distributed
-from tfopt.pipelines.sources.source import HELD
 from tfopt.pipelines.stages.buckets import WINDOW, bucketed, choose_boundaries, lengths_of
 from tfopt.pipelines.stages.example_stages import FunctionStage, plan_augment
 from tfopt.pipelines.stages.order_stages import SMALL_BYTES, Mix, Shuffle

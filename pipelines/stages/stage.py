@@ -101,12 +101,11 @@ class Flow:
 
     def of_part(self, epoch: Epoch) -> "Flow":
         """Returns a flow that goes on from here through an epoch of a part of a mixture."""
-        dataset = self.flush()
         return Flow(
             description=self.description,
             place=self.place,
             number=self.number,
-            dataset=dataset,
+            dataset=self.flush(),
             epoch=epoch,
             outside=self.outside,
             _is_raw=self._is_raw,
@@ -124,7 +123,7 @@ class Flow:
     def begin_numbers(self, drawn: Callable[[Position], Any], count: int) -> Any:
         """Does as `begin`, with the numbers below `count` that NumPy gives for the start of an epoch: int64 (count)."""
         self.has_begun = True
-        draw = functools.lru_cache(1)(lambda start: drawn(start))
+        draw = functools.lru_cache(1)(drawn)
 
         def chunk(position: Position, number: int) -> Any:
             # The last number comes alone: an iterator that was restored takes its position with it.

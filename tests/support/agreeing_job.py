@@ -16,7 +16,7 @@ def main():
     strategy = distribute.strategy("auto")
     index = distribute.resolve().index
     from tfopt.callbacks import TrainingCheckpoint
-    from tfopt.distribute.together import all_or_none
+    from tfopt.distribute.cluster.together import all_or_none
     from tfopt.errors import PipelineError
 
     class Stateful(keras.callbacks.Callback):

@@ -17,7 +17,6 @@ from tfopt.pipelines.stages.from_position import batch_of, is_repeatable, orderi
 
 _COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
 _DRAWING = ("ShuffleDataset", "RandomDataset")
-_OPENED = "_tfopt_opened"  # an attribute of stages that draw
 
 
 def exact_plan(dataset: Any) -> PipelinePlan | None:
@@ -78,39 +77,29 @@ def all_counts(dataset: Any) -> bool:
     Of several shuffles, only the last one draws when an iterator is opened: one before it, or in the second part of a
     `concatenate`, draws when it is reached.
     """
-    return len(_draws(dataset)) > 1 or _keeps_draws(dataset)
+    return len(drawing(dataset)) > 1 or _keepsdrawing(dataset)
 
 
-def _keeps_draws(dataset: Any) -> bool:
+def _keepsdrawing(dataset: Any) -> bool:
     """Whether a shuffle precedes a cache, which keeps its order, or a repeat, which draws a new one each time."""
     keeping = (stage for stage in lineage(dataset) if _kind(stage) in ("CacheDataset", "RepeatDataset"))
     return any(_kind(earlier) == "ShuffleDataset" for stage in keeping for earlier in lineage(stage))
 
 
+def drawing(dataset: Any) -> list[Any]:
+    """Returns the stages of a dataset that draw."""
+    stages = lineage(dataset) if isinstance(dataset, tf.data.Dataset) else ()
+    return [stage for stage in stages if _kind(stage) in _DRAWING]
+
+
 def seeds_of(dataset: Any) -> list[list[int]]:
     """Returns both halves of the seed of each stage that draws; Keras' loaders of folders draw one in each process."""
-    return [[int(stage._seed), int(stage._seed2)] for stage in _draws(dataset)]
+    return [[int(stage._seed), int(stage._seed2)] for stage in drawing(dataset)]
 
 
 def draws_by_opening(dataset: Any) -> bool:
     """Whether each new iterator of a dataset, read or not, yields another order."""
-    return bool(_draws(dataset)) and not _keeps_draws(dataset)
-
-
-def openings(dataset: Any) -> int:
-    """Returns how many iterators of a dataset `opened` has been told of, also for other datasets with its shuffle."""
-    return max((getattr(stage, _OPENED, 0) for stage in _draws(dataset)), default=0)
-
-
-def opened(dataset: Any, number: int | None = None) -> None:
-    """Notes that a dataset has one more iterator, or how many there are after all."""
-    for stage in _draws(dataset):
-        setattr(stage, _OPENED, getattr(stage, _OPENED, 0) + 1 if number is None else number)
-
-
-def draws(dataset: Any) -> bool:
-    """Whether any stage of a dataset draws."""
-    return bool(_draws(dataset))
+    return bool(drawing(dataset)) and not _keepsdrawing(dataset)
 
 
 def is_complete(state: np.ndarray, dataset: Any) -> bool:
@@ -118,11 +107,6 @@ def is_complete(state: np.ndarray, dataset: Any) -> bool:
     shuffles = [stage for stage in lineage(dataset) if _kind(stage) == "ShuffleDataset"]
     cached = any(_kind(stage) == "CacheDataset" for stage in lineage(dataset))
     return not cached and state.tobytes().count(_COUNTER) >= len(shuffles)
-
-
-def _draws(dataset: Any) -> list[Any]:
-    stages = lineage(dataset) if isinstance(dataset, tf.data.Dataset) else ()
-    return [stage for stage in stages if _kind(stage) in _DRAWING]
 
 
 def _kind(stage: Any) -> str:

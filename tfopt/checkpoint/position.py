@@ -5,7 +5,7 @@ which holds buffers, counters and seeds. Where that cannot be had, data that are
 by as many iterators as before, since each draws an order of its own, and by reading what was read.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -18,18 +18,15 @@ from tensorflow.python.ops import gen_dataset_ops
 from tfopt.checkpoint.datasets import (
     all_counts,
     changes,
-    draws,
-    draws_by_opening,
     exact_plan,
     is_complete,
     obstacle,
-    opened,
-    openings,
     order_of,
     places_of,
     positions_of,
     seeds_of,
 )
+from tfopt.checkpoint.openings import Opening, Openings
 from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
 from tfopt.pipelines.shared import epochs as pipelines
@@ -96,9 +93,8 @@ class DataPosition:
         self._resumed: Any = None  # the iterator that the next opening returns
         self._open_stock: Any = epochs._get_iterator
         self._dataset = epochs.data_adapter.get_tf_dataset()
-        # A strategy copies the dataset, with a shuffle of its own.
-        self._own_openings = None if epochs._distributed_dataset is self._dataset else 0
-        self._was_opened = self._openings() > 0  # by an earlier fit
+        self._openings = Openings(self._dataset, copied=epochs._distributed_dataset is not self._dataset)
+        self._was_opened = self._openings.count > 0  # by an earlier fit
         self._plan = exact_plan(self._dataset)
         self._places = places_of(self._dataset)
         self._taken = self._next = self._now_at()  # at the last step
@@ -117,19 +113,9 @@ class DataPosition:
 
     def _opened_stock(self) -> Any:
         iterator = iter(self._open_stock())
-        self._note_opening()
-        self._opened.append(self._openings())
+        self._openings.count += 1
+        self._opened.append(self._openings.count)
         return iterator
-
-    def _openings(self) -> int:
-        """How many iterators of the data's shuffle have been opened."""
-        return openings(self._dataset) if self._own_openings is None else self._own_openings
-
-    def _note_opening(self) -> None:
-        if self._own_openings is None:
-            opened(self._dataset)
-        else:
-            self._own_openings += 1
 
     def begin_epoch(self) -> None:
         """Begins an epoch."""
@@ -186,7 +172,7 @@ class DataPosition:
             places=positions_of(self._next if reading or over else self._now_at()),
             taken=self._begun(reading=reading),
             order=None if self._plan is None else order_of(self._plan),
-            opened=[(self._opened[: len(reads)] or [0])[-1], self._openings()],
+            opened=[(self._opened[: len(reads)] or [0])[-1], self._openings.count],
         )
         return asdict(position), arrays
 
@@ -209,7 +195,7 @@ class DataPosition:
         if self._obstacle is not None:
             return "none", {}
         changing = changes(self._epochs.data_adapter, self._dataset)
-        if changing is None and not draws(self._dataset):
+        if changing is None and not self._openings.any_draws:
             return "skip", {}
         state = self._state(iterator) if isinstance(iterator, OwnedIterator) and not self._unsaved else None
         if state is not None and (changing is not None or is_complete(state, self._dataset)):
@@ -316,24 +302,18 @@ class DataPosition:
             self._last = self._opened_stock()
             state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
             gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
-            opened(self._dataset, all_opened)  # which is in the state
+            self._openings.count = all_opened  # which is in the state
         elif all_counts(self._dataset):
             for batches in position.reads:
                 self._last = self._opened_stock()
                 self._skip(batches)
         else:
             if continued:
-                self._open_until(last - 1)
+                self._openings.reach(last - 1, self._open_stock)
                 self._last = self._opened_stock()
                 self._skip(position.reads[-1])
-            self._open_until(all_opened)
+            self._openings.reach(all_opened, self._open_stock)
         self._opened = [last] * len(position.reads)
-
-    def _open_until(self, number: int) -> None:
-        """Opens iterators of a dataset that draws until there are so many, each of which has another order."""
-        while draws(self._dataset) and self._openings() < number:
-            iter(self._open_stock())
-            self._note_opening()
 
     def _skip(self, batches: int) -> None:
         for _ in range(batches):
@@ -392,60 +372,3 @@ class DataPosition:
             f"position {reason}",
             f"Expected data whose position can be found again. Found: {reason}. {consequence}. {_BETTER}",
         )
-
-
-class Opening:
-    """What `iter` is called on."""
-
-    def __init__(self, opened: Callable[[], Any]):
-        self._opened = opened
-
-    def __iter__(self) -> Any:
-        return self._opened()
-
-
-class ValidationData:
-    """Follows the validation data of a `fit`: a pipeline's place in them, or how often another dataset was opened.
-
-    Each time, a shuffle in them draws another order. If the training data are part of the same dataset, they share that
-    shuffle.
-
-    Args:
-        dataset: The data, if they are a dataset.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset | None):
-        self._dataset = dataset
-        self.places = [] if dataset is None else places_of(dataset)
-        """Of the pipelines from which they are made."""
-        self.before = self.now()
-        """Where they were when the running validation began, or the last one."""
-
-    def now(self) -> dict[str, Any]:
-        """Returns where they are, as JSON values."""
-        return {"opened": openings(self._dataset), "places": positions_of(place.position for place in self.places)}
-
-    def begin(self, epochs: Any) -> None:
-        """Begins a validation, given its `TFEpochIterator`."""
-        self.before = self.now()
-        if "_get_iterator" not in vars(epochs):
-            stock = epochs._get_iterator
-            epochs._get_iterator = lambda: Opening(lambda: self._open(stock))
-
-    def _open(self, stock: Callable[[], Any]) -> Any:
-        opened(self._dataset)
-        return iter(stock())
-
-    def resume(self, found: Mapping[str, Any]) -> None:
-        """Brings the pipelines to where `now` or `before` was."""
-        for place, at in zip(self.places, found["places"], strict=False):
-            place.move(place.at(*at))
-
-    def resume_draws(self, found: Mapping[str, Any]) -> None:
-        """Does so with another dataset that draws, after the training data, which may share its shuffle."""
-        while (
-            self._dataset is not None and draws_by_opening(self._dataset) and openings(self._dataset) < found["opened"]
-        ):
-            iter(self._dataset)
-            opened(self._dataset)
-        self.before = self.now()

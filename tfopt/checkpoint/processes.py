@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfopt.distribute.together import total
+from tfopt.distribute.cluster.together import total
 from tfopt.pipelines.sources.parts import worker_place
 
 _CHECK_SECONDS = 1.0  # between agreements

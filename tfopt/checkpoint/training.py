@@ -13,7 +13,8 @@ import tfopt
 from tfopt.checkpoint import callback_states
 from tfopt.checkpoint.adapted import adapted, require_same_adapted
 from tfopt.checkpoint.folder.reading import Checkpoint
-from tfopt.checkpoint.position import DataPosition, ValidationData
+from tfopt.checkpoint.openings import ValidationData
+from tfopt.checkpoint.position import DataPosition
 from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.variables import (
     METRICS,

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
+from tfopt.distribute.cluster.together import all_or_none, exchange
 from tfopt.distribute.data_check.reading import Reading, keep_first_batch, read, read_again
 from tfopt.distribute.data_check.samples import digest
 from tfopt.distribute.data_check.verdict import Verdict, judge_epoch, judge_generator, judge_start
-from tfopt.distribute.together import all_or_none, exchange
 from tfopt.errors import PipelineError
 from tfopt.repairs.repair import Function, Repair
 from tfopt.warn import warn_once
