@@ -146,13 +146,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "tf.train.Checkpoint in it, or move its body into train_step and call fit."
             )
         others = [each for each in running.callbacks if each not in (self, self._first)]
-        validation = variable_of_a_caller("val_x", tf.data.Dataset)
+        validation = variable_of_a_caller("val_x", tf.data.Dataset), variable_of_a_caller("validation_steps", int)
         self._processes, self._loop, self._saver = Processes(self.model), running_loop(), None
         with contextlib.ExitStack() as undo:  # a folder that stays locked would refuse the next fit, too
             with all_or_none(self.model.distribute_strategy):
                 _refuse(others)
                 callback_states.save(others)  # what cannot be saved is refused now
-                training = Training(self.model, epochs, others, self._processes, validation)
+                training = Training(self.model, epochs, others, self._processes, *validation)
                 if self._processes.is_chief:
                     store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
                     self._saver = Saver(store, self._on_error)
@@ -230,9 +230,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keeps what the validation may change."""
-        epochs = variable_of_a_caller("epoch_iterator", TFEpochIterator)
-        if self._training is not None and epochs is not None:
-            self._training.begin_validation(epochs)
+        if self._training is not None:
+            self._training.begin_validation()
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Ends the validation if a signal was received."""
@@ -242,8 +241,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves the state before the validation if a signal was received in it."""
-        if self._training is not None and self._signals.received and self._processes.count == 1:
+        if self._training is None:
+            return
+        if self._signals.received and self._processes.count == 1:
             self._leave(self._training, self._training.logs, in_epoch=True)
+        self._training.end_validation()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if a checkpoint is due, and after the last epoch."""

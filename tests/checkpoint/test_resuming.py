@@ -98,6 +98,15 @@ def test_a_validation_reads_its_pipeline_before_the_training_reads_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps", ["", " by steps"])
+def test_what_a_validation_has_drawn_is_drawn_again(tmp_path, steps):
+    """It shares the shuffle of the training data."""
+    case = CASES[f"validation of the same dataset{steps}"]
+    assert difference(case, tmp_path, MOMENTS["in the validation"]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_a_pipeline_that_begins_in_the_middle_goes_on_from_there(tmp_path):
     case = Case(data=lambda: plan_pipeline((X, Y), batch_size=8, seed=4, remainder="keep").at(1, 3).build())
     assert difference(case, tmp_path, ("step", 0, 1)) is None

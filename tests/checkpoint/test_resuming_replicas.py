@@ -17,8 +17,13 @@ from tfopt.checkpoint.folder.reading import read
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-_SLOW = ("arrays", "pipeline")
-_CAMPAIGN = ("dataset", "plateau", "float16", "pipeline cached", "accumulation", "own step")
+_SLOW = ("arrays", "pipeline", "validation of the same dataset")
+_CAMPAIGN = (
+    *("dataset", "plateau", "float16", "pipeline cached", "accumulation", "own step"),
+    # Before each validation Keras reads a batch to build the model.
+    *("validation shuffled", "validation of the same dataset by steps"),
+    *("validation of the same pipeline", "validation of the same pipeline by steps"),
+)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +32,7 @@ _CAMPAIGN = ("dataset", "plateau", "float16", "pipeline cached", "accumulation",
     + [pytest.param(case, marks=pytest.mark.campaign) for case in _CAMPAIGN],
 )
 def test_ends_as_one_that_was_not_interrupted(tmp_path, case):
-    moments = "within an epoch", "in the validation"
+    moments = "within an epoch", "in the validation", *(["in a later validation"] if "validation" in case else [])
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
     command = [sys.executable, SUPPORT / "resumed_replicas.py", tmp_path, case, *moments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)

@@ -84,7 +84,9 @@ print(own_mib() - before)
 
 def run(code, tmp_path, *arguments):
     """Returns the numbers that some code prints in a process of its own."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    # Freed blocks of 1 MB go back to the system at once; malloc would keep some, where TensorFlow runs without oneDNN.
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+    environ = os.environ | malloc | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", code, *arguments]
     result = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -111,6 +113,5 @@ def test_iterators_over_rows_do_not_copy_them(tmp_path, source):
 )
 def test_an_epoch_stays_within_the_stated_budget(tmp_path, options, least):
     stated, taken = run(EPOCH, tmp_path, options)
-    # What the allocator keeps back between two sizes is not the pipeline's.
-    assert least <= taken < 1.1 * stated + 60
+    assert least <= taken < 1.1 * stated + 60  # and a few elements in the hands of maps
     assert stated < 1300

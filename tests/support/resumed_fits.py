@@ -59,6 +59,7 @@ MOMENTS = {
     "soon in an epoch": ("step", 2, 1),
     "at an epoch's last step": ("step", 1, LAST),
     "in the validation": ("validation", 1, 1),
+    "in a later validation": ("validation", 2, 1),
     "between epochs": ("epoch", 1),
 }
 

@@ -5,7 +5,7 @@ which holds buffers, counters and seeds. Where that cannot be had, data that are
 by as many iterators as before, since each draws an order of its own, and by reading what was read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -26,11 +26,10 @@ from tfopt.checkpoint.datasets import (
     positions_of,
     seeds_of,
 )
-from tfopt.checkpoint.openings import Opening, Openings
+from tfopt.checkpoint.openings import Opening, Openings, ValidationData
 from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
 from tfopt.pipelines.shared import epochs as pipelines
-from tfopt.pipelines.shared.epochs import Place
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
 
@@ -93,8 +92,10 @@ class DataPosition:
         self._resumed: Any = None  # the iterator that the next opening returns
         self._open_stock: Any = epochs._get_iterator
         self._dataset = epochs.data_adapter.get_tf_dataset()
-        self._openings = Openings(self._dataset, copied=epochs._distributed_dataset is not self._dataset)
-        self._was_opened = self._openings.count > 0  # by an earlier fit
+        self.openings = Openings(self._dataset)
+        """Of the data."""
+        self._was_opened = self.openings.count > 0  # by an earlier fit
+        self._all_opened = self.openings.count  # before a validation, which may open some of the same shuffle
         self._plan = exact_plan(self._dataset)
         self._places = places_of(self._dataset)
         self._taken = self._next = self._now_at()  # at the last step
@@ -113,8 +114,9 @@ class DataPosition:
 
     def _opened_stock(self) -> Any:
         iterator = iter(self._open_stock())
-        self._openings.count += 1
-        self._opened.append(self._openings.count)
+        self.openings.count += 1
+        self._all_opened = self.openings.count
+        self._opened.append(self._all_opened)
         return iterator
 
     def begin_epoch(self) -> None:
@@ -129,7 +131,7 @@ class DataPosition:
             is_first = batch <= self._epochs.steps_per_execution
             self._taken = self._begun_at if is_first else [place.taken for place in self._places]
             self._reads[-1] += self._taken[0].batch if self._plan else 0  # of a plan that was moved
-        self._next = self._now_at()
+        self._next, self._all_opened = self._now_at(), self.openings.count
         self._batch, self._reading, self._read_from = batch, len(self._reads), self._last
 
     def _now_at(self) -> list[pipelines.Position]:
@@ -172,7 +174,7 @@ class DataPosition:
             places=positions_of(self._next if reading or over else self._now_at()),
             taken=self._begun(reading=reading),
             order=None if self._plan is None else order_of(self._plan),
-            opened=[(self._opened[: len(reads)] or [0])[-1], self._openings.count],
+            opened=[(self._opened[: len(reads)] or [0])[-1], self._all_opened if over else self.openings.count],
         )
         return asdict(position), arrays
 
@@ -195,7 +197,7 @@ class DataPosition:
         if self._obstacle is not None:
             return "none", {}
         changing = changes(self._epochs.data_adapter, self._dataset)
-        if changing is None and not self._openings.any_draws:
+        if changing is None and not self.openings.any_draws:
             return "skip", {}
         state = self._state(iterator) if isinstance(iterator, OwnedIterator) and not self._unsaved else None
         if state is not None and (changing is not None or is_complete(state, self._dataset)):
@@ -233,12 +235,12 @@ class DataPosition:
         arrays: Mapping[str, np.ndarray],
         *,
         in_epoch: bool,
-        validated: Sequence[Place] = (),
+        validations: ValidationData,
     ) -> int:
         """Goes to a position that `save` returned; returns at which batch of its epoch the training goes on.
 
-        Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch. `validated` are
-        the places of the validation data.
+        Call it before the epoch begins, or within `on_epoch_begin` if the position lies in the epoch, after `resume` of
+        the validation data.
         """
         position = Position(**saved)
         self._batch_before = position.batch if position.over else 0
@@ -249,8 +251,10 @@ class DataPosition:
         continued = reading or (self._epochs.steps_per_epoch is not None and bool(position.reads))
         taken, following = map(self._positions, (position.taken, position.places))
         for place, *moves in zip(self._places, *filter(None, [taken, following]), strict=False):
-            if position.over and taken and place in validated:  # which reads before the training does
-                moves = [moves[1], moves[0], replace(moves[1], epoch=moves[1].epoch + 1, batch=0)]
+            if position.over and taken and place in validations.places:  # which reads before the training does
+                read, at = validations.iterations, moves[1]
+                later = [replace(at, epoch=at.epoch + number, batch=0) for number in range(1, read + 1)]
+                moves = [at, *later[:-1], moves[0], later[-1]]
             # An iterator that is skipped through begins all epochs that it began before, one after the other.
             place.move(*moves[:1] if taken and position.way == "skip" else moves)
         if position.way == "plan":
@@ -302,17 +306,17 @@ class DataPosition:
             self._last = self._opened_stock()
             state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
             gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
-            self._openings.count = all_opened  # which is in the state
+            self.openings.count = all_opened  # which is in the state
         elif all_counts(self._dataset):
             for batches in position.reads:
                 self._last = self._opened_stock()
                 self._skip(batches)
         else:
             if continued:
-                self._openings.reach(last - 1, self._open_stock)
+                self.openings.reach(last - 1, self._open_stock)
                 self._last = self._opened_stock()
                 self._skip(position.reads[-1])
-            self._openings.reach(all_opened, self._open_stock)
+            self.openings.reach(all_opened, self._open_stock)
         self._opened = [last] * len(position.reads)
 
     def _skip(self, batches: int) -> None:

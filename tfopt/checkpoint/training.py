@@ -42,6 +42,7 @@ class Training:
         callbacks: The other callbacks of the running `fit`, whose states are saved too.
         processes: The processes that train the model.
         validation: The validation data of the running `fit`, if they are a dataset.
+        validation_steps: Of each validation, if `fit` was told.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Training:
         callbacks: Sequence[keras.callbacks.Callback],
         processes: Processes,
         validation: tf.data.Dataset | None,
+        validation_steps: int | None,
     ):
         self.epoch = 0
         """The running epoch."""
@@ -70,8 +72,9 @@ class Training:
         self._parts: dict[str, Part] = {}
         self._is_traced = False  # whether this fit's step has been inspected
         self._before: Copies | None = None  # the validation of the running epoch
+        self._position_before: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
         self._callbacks_before: callback_states.State = {}, {}
-        self._validations = ValidationData(validation)
+        self._validations = ValidationData(model, validation, validation_steps)
         self._rest: Checkpoint | None = None  # restored when its epoch begins
 
     def begin_epoch(self, epoch: int) -> None:
@@ -98,13 +101,8 @@ class Training:
         """Keeps the callbacks' states; called before any of them learns that a validation begins."""
         self._callbacks_before = callback_states.save(self.callbacks)
 
-    def begin_validation(self, epochs: Any) -> None:
-        """Keeps what the validation may change, such as metrics and seeds; called after all other callbacks.
-
-        Args:
-            epochs: The `TFEpochIterator` of the validation.
-        """
-        self._validations.begin(epochs)
+    def begin_validation(self) -> None:
+        """Keeps what the validation may change, such as metrics and seeds; called after all other callbacks."""
         trained = trained_by_optimizers(self._model)
         changing = {
             name: part
@@ -112,6 +110,12 @@ class Training:
             if not name.startswith("optimizer/") and trained.isdisjoint(map(id, part.variables))
         }
         self._before = Copies(changing, self._processes)
+        shares = self._validations.openings.shares(self.position.openings)
+        self._position_before = self.position.save(in_epoch=True, over=True) if shares else None
+
+    def end_validation(self) -> None:
+        """Ends the validation."""
+        self._validations.end()
 
     def save(self, logs: Mapping[str, Any], *, in_epoch: bool) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
         """Returns the state as arrays, which are copies on the device, and JSON values.
@@ -123,7 +127,8 @@ class Training:
         numbers = _numbers(logs)
         before = self._before if in_epoch else None
         callbacks, kept = self._callbacks_before if before is not None else callback_states.save(self.callbacks)
-        data, state = self.position.save(in_epoch=in_epoch, over=before is not None)
+        at_validation = self._position_before if before is not None else None
+        data, state = at_validation or self.position.save(in_epoch=in_epoch, over=before is not None)
         metadata = {
             "epoch": self.epoch if in_epoch else self.epoch + 1,
             "batch": data["batch"],
@@ -168,7 +173,7 @@ class Training:
         fits = self.position.fits(data)
         if fits:
             self._validations.resume(validations)
-        batch = self.position.resume(data, found.arrays, in_epoch=in_epoch, validated=self._validations.places)
+        batch = self.position.resume(data, found.arrays, in_epoch=in_epoch, validations=self._validations)
         if fits:
             self._validations.resume_draws(validations)
         return batch
