@@ -937,7 +937,7 @@ def test_data_under_another_seed_begin_the_epoch_again(folder, caplog, inner, la
     seen = Seen()
     fit(net(), seen, TrainingCheckpoint(folder), data=data(later))
     assert seen.steps[0] == first
-    warned = "Found: a shuffle with another seed than in the checkpoint, such as one that is drawn in each process"
+    warned = "Found: a shuffle with another buffer or seed than in the checkpoint, such as one drawn in each process"
     assert (f"{warned}. The epoch starts over." in caplog.text) is (later == 8)
 
 

@@ -124,6 +124,23 @@ def test_another_order_of_the_same_numbers_is_noticed(tmp_path, caplog, seed, sa
     assert said in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda data: data.shuffle(40, seed=3).map(lambda x, y: (2 * x, y)).batch(8), "a dataset with other stages"),
+        (lambda data: data.shuffle(4, seed=3).batch(8), "a shuffle with another buffer or seed"),
+        (lambda data: data.shuffle(40, seed=3).batch(8).prefetch(1), ""),
+    ],
+)
+def test_data_of_changed_code_are_named(tmp_path, caplog, changed, said):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    versions = iter([data.shuffle(40, seed=3).batch(8), changed(data)])
+    case = Case(data=lambda: next(versions))
+    case.interrupted(tmp_path, *MOMENTS["within an epoch"], strategy=tf.distribute.get_strategy())
+    assert (f"Found: {said}" in caplog.text and "The epoch starts over" in caplog.text) is bool(said)
+    assert bool(caplog.text) is bool(said)
+
+
 @pytest.mark.slow
 def test_a_cache_in_the_order_of_another_seed_is_noticed(tmp_path, caplog):
     """As `adapt` fills it, before a fit that goes on."""

@@ -93,8 +93,11 @@ def drawing(dataset: Any) -> list[Any]:
 
 
 def seeds_of(dataset: Any) -> list[list[int]]:
-    """Returns both halves of the seed of each stage that draws; Keras' loaders of folders draw one in each process."""
-    return [[int(stage._seed), int(stage._seed2)] for stage in drawing(dataset)]
+    """Returns both halves of the seed of each stage that draws, and its buffer, which is 0 if it does not shuffle.
+
+    Keras' loaders of folders draw a seed in each process.
+    """
+    return [[int(stage._seed), int(stage._seed2), int(getattr(stage, "_buffer_size", 0))] for stage in drawing(dataset)]
 
 
 def draws_by_opening(dataset: Any) -> bool:

@@ -59,7 +59,8 @@ class Position:
     seen: int
     """Keras' count of batches read from the last iterator."""
     seeds: list[list[int]] | None = None
-    """Of the stages of a `tf.data.Dataset` that draw; None in checkpoints of earlier versions, and of other data."""
+    """Of the stages of a `tf.data.Dataset` that draw, with the buffer of each; None in checkpoints of earlier versions,
+    and of other data."""
     seed: int | None = None
     """That a pipeline was given; None for one that it drew."""
     places: list[list[int]] | None = None
@@ -245,7 +246,7 @@ class DataPosition:
         position = Position(**saved)
         self._batch_before = position.batch if position.over else 0
         without = (self._obstacle or "a checkpoint without one") if position.way == "none" else None
-        if reason := without or self._difference(position):
+        if reason := without or self._difference(position) or self._restore_iterator(position, arrays):
             return self._give_up(position, reason, in_epoch=in_epoch)
         reading = in_epoch and not position.over
         continued = reading or (self._epochs.steps_per_epoch is not None and bool(position.reads))
@@ -263,7 +264,7 @@ class DataPosition:
                 self._last = self._opened_stock()
                 self._reads = [taken[0].batch if taken else 0]
         else:
-            self._open_again(position, arrays, continued=continued)
+            self._open_again(position, continued=continued)
             self._reads = list(position.reads)
             if position.way == "state":
                 for place, at in zip(self._places, following, strict=False):
@@ -298,14 +299,23 @@ class DataPosition:
         """The positions of pipelines in this process."""
         return [place.at(*each) for place, each in zip(self._places, saved or (), strict=False)]
 
-    def _open_again(self, position: Position, arrays: Mapping[str, np.ndarray], *, continued: bool) -> None:
+    def _restore_iterator(self, position: Position, arrays: Mapping[str, np.ndarray]) -> str | None:
+        """Gives an iterator the state that was saved, if one was; returns why it cannot have it, if it cannot."""
+        if position.way != "state" or not position.reads:
+            return None
+        self._last = self._opened_stock()
+        state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
+        try:
+            gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
+        except tf.errors.OpError as error:
+            return f"a dataset with other stages than in the checkpoint ({summarize_error(error)})"
+        return None
+
+    def _open_again(self, position: Position, *, continued: bool) -> None:
         """Brings an iterator to the position, and what draws to where it was."""
         self._opened = []
         last, all_opened = position.opened or [len(position.reads)] * 2
         if position.way == "state" and position.reads:
-            self._last = self._opened_stock()
-            state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
-            gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
             self.openings.count = all_opened  # which is in the state
         elif all_counts(self._dataset):
             for batches in position.reads:
@@ -355,7 +365,7 @@ class DataPosition:
         if now is not None and then is not None and now != then:
             return f"{now:,} batches an epoch, and {then:,} in the checkpoint"
         if position.seeds not in (None, self._seeds()):
-            return "a shuffle with another seed than in the checkpoint, such as one that is drawn in each process"
+            return "a shuffle with another buffer or seed than in the checkpoint, such as one drawn in each process"
         if len(position.places or ()) != len(self._places):
             return "a checkpoint without the places of these pipelines, such as one of an earlier version"
         if self._plan is not None and position.seed != self._plan.options.seed:
