@@ -133,6 +133,11 @@ def _refuse_options(whose: str, options: PipelineOptions) -> None:
             f"Expected no tf.data service in a mixture. Found service={options.service!r} of {whose}: its workers "
             "deliver in any order, and the parts would not keep their shares. What to do: leave `service` out."
         )
+    if options.balance is not None:
+        raise UnsupportedError(
+            f"Expected weights as the only shares in a mixture. Found balance={options.balance!r} of {whose}. What to "
+            "do: leave it out, or mix a source of each class."
+        )
     if options.on_device:
         raise UnsupportedError(
             f"Expected examples that are mixed on the host. Found cache='device' of {whose}: batches would be made on "

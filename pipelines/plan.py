@@ -233,6 +233,11 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
         cache_limit_gib: What all caches in the folder may take together, in GiB; a new one replaces the least recently
             used. Default: limited by the disk alone.
         shuffle: Default: True when training.
+        balance: The share of each class in every batch, by its name or label, such as {"cat": 0.5, "dog": 0.5};
+            "classes" gives all the same. Needs examples (x, label) that can be read by position. An epoch has as many
+            examples as before: those of a small class come several times, and others of a large one in each epoch, all
+            of a class equally often over the epochs. Nothing is cached, and the labels are read once, now. Default: as
+            often as the data have them.
         seed: Makes elements, their order and their augmentation the same on every run, regardless of parallelism and
             `tf.random.set_seed`, and different in each epoch. Default: random.
         split: The share of examples to validate on, such as 0.1: training=False takes them, training=True the others.
@@ -269,8 +274,8 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
             `seed` could not control them; a cache on disk could be stale unnoticed; examples cannot be cropped, padded
             or kept on the device; or a tf.data service could not run the pipeline.
         UnsupportedError: If cache="device" is used under a distribution strategy; several processes train together and
-            this is outside of their strategy's scope, or their source cannot be divided; or an option needs single
-            examples, and the source makes whole batches.
+            this is outside of their strategy's scope, their source cannot be divided, or they `balance`; or an option
+            needs single examples, or some at any position, and the source has none.
         PipelineError: If data is missing, empty, damaged or of different shapes, there are too few examples for a
             batch, a function fails, or the tf.data service does not answer.
 

@@ -63,6 +63,8 @@ def choose_cache(
 
     if options.cache is None:
         return no("cache=None")
+    if options.balance is not None:
+        return no("`balance` reads some examples more often than others")
     if options.service is not None:
         return no("the service's workers divide the examples differently in each epoch")
     if facts.infinite:
@@ -110,7 +112,7 @@ def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     """
     if not options.shuffle or cache.on is not None:
         return bool(options.shuffle) and cache.on != "device"
-    if options.cache != "auto" or options.seed is None or options.service is not None:
+    if options.cache != "auto" or options.seed is None or options.service is not None or options.balance is not None:
         return False
     return facts.count is not None and not facts.infinite and not facts.doubt and not _saves_nothing(options, facts)
 

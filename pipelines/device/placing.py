@@ -132,6 +132,8 @@ def _place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevi
         return "`augment` draws otherwise on the device: cache='device' asks for it"
     if options.seed is not None and options.shuffle:
         return "under a seed the order must not depend on free memory: cache='device' asks for it"
+    if options.balance is not None:
+        return "`balance` decides the order on the host"
     if facts.doubt:
         return facts.doubt
     for expected, found, _ in _conflicts(options, facts):

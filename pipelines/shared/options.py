@@ -21,6 +21,7 @@ Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
 OnBadFile = Literal["raise", "skip"]
 Padding = Literal["batch"] | None
+Balance = Literal["classes"] | Mapping[str | int, float]
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _CACHE_NAMES = ("auto", "memory", "device")
@@ -80,6 +81,7 @@ class Choices(TypedDict, total=False):
     cache_key: str | None
     cache_limit_gib: float | None
     shuffle: bool | None
+    balance: Balance | None
     seed: int | None
     split: float | None
     pack: int | None
@@ -116,6 +118,7 @@ class PipelineOptions:
     cache_key: str | None = None
     cache_limit_gib: float | None = None
     shuffle: bool | None = None
+    balance: Balance | None = None
     seed: int | None = None
     split: float | None = None
     pack: int | None = None
@@ -167,6 +170,7 @@ class PipelineOptions:
         if self.pack is not None:
             fill_in("pack", checks.integer("pack", self.pack, "Pass the tokens of a row, such as 1024.", least=2))
         self._fill_in_padding(fill_in)
+        self._expect_balance()
         if isinstance(self.prefetch, str):
             expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:
@@ -195,6 +199,35 @@ class PipelineOptions:
             )
         if self.bucket:
             fill_in("pad", "batch")
+
+    def _expect_balance(self) -> None:
+        if self.balance is None:
+            return
+        if isinstance(self.balance, str):
+            expect_name("balance", self.balance, ("classes",))
+        elif not isinstance(self.balance, Mapping):
+            raise TypeError(
+                f"Expected 'classes', or the share of each class, for `balance`. Received: {self.balance!r}. Pass a "
+                "dict such as {'cat': 0.5, 'dog': 0.5}."
+            )
+        else:
+            for name, share in self.balance.items():
+                checks.number(f"balance[{name!r}]", share, "Pass the share of a class.", least=0)
+            if not any(self.balance.values()):
+                raise ValueError("Expected a share above 0 for `balance`. Received only zeros. Pass 'classes'.")
+        conflicts = {
+            "shuffle=True": not self.shuffle and f"training={self.training} and shuffle={self.shuffle}",
+            "cache=None": self.cache not in ("auto", None) and f"cache={self.cache!r}, which keeps each example once",
+            "no `service`": self.service is not None and f"service={self.service!r}",
+            "no `pack`": self.pack is not None and f"pack={self.pack}",
+            "no `bucket`": self.bucket and "bucket=True, which orders examples by length",
+        }
+        for expected, found in conflicts.items():
+            if found:
+                raise ValueError(
+                    f"Expected {expected} for `balance`, which decides the order of examples. Found {found}. Leave "
+                    "one of the two out."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options as JSON values; functions by name."""

@@ -33,6 +33,7 @@ _REFUSED = {
     "cache_after": "leave it out",
     "cache_key": "leave it out",
     "cache_limit_gib": "leave it out",
+    "balance": f"draw examples by class in the loader; or {_EXAMPLES}",
     "split": "make two loaders, one to train and one to validate on",
     "pack": f"pack in the loader; or {_EXAMPLES}",
     "pad": f"pad in the loader; or {_EXAMPLES}",

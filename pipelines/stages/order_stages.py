@@ -25,6 +25,7 @@ from tfopt.pipelines.shared.seeding import (
     shuffle_anew,
 )
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.stages.balance import Balance, plan_balance
 from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.stage import Flow, Stage
 from tfopt.text import readable_bytes
@@ -48,6 +49,7 @@ class Read(Stage):
     ordered: bool  # whether nothing after it changes the order
     seed: int | None  # of an order that all epochs share; None for the pipeline's
     local: bool  # whether it runs in this process, not on the workers of a tf.data service
+    balance: Balance | None = None  # the order of each epoch, in place of a permutation
 
     def apply(self, flow: Flow) -> None:
         """Starts the flow with the source's dataset."""
@@ -72,6 +74,11 @@ class Read(Stage):
     def _order(self, flow: Flow) -> Any:
         """Returns which elements are read in each epoch, in random order."""
         count = self.count or 0
+        if self.balance is not None:
+            if flow.epoch is None:
+                return flow.begin_numbers(self.balance.order, count)
+            with tf.device("CPU:0"):
+                return tf.data.Dataset.from_tensor_slices(self.balance.order(flow.place.position))
         if self.permuted == "behind":
             return flow.begin(self._behind, count)
         if flow.epoch is None:
@@ -200,8 +207,8 @@ def _length(dataset: Any) -> int | None:
     return None if length == tf.data.UNKNOWN_CARDINALITY else length
 
 
-def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[Read, *tuple[Mix, ...]]:
-    """Returns the stage "read", and "mix" before a cache that is shuffled."""
+def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> tuple[Read, *tuple[Mix | Balance, ...]]:
+    """Returns the stage "read", and "balance", or "mix" before a cache that is shuffled."""
     source, count = facts.source, facts.count
     # What is cached on disk has one order, for later runs too.
     seed = options.seed or 0 if cache.folder is not None else options.seed
@@ -228,7 +235,8 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     if permuted == "one":
         return (replace(read, reason=f"{read.reason}; in one random order, that of the cache, by their positions"),)
     if not _mixes(options, facts, cache):
-        return (read,)
+        balance = plan_balance(options, facts)
+        return (replace(read, balance=next(iter(balance), None)), *balance)
     buffer = max(1, fitting_buffer(count, facts.sample.raw_bytes, at_hand=source.is_at_hand)[0])
     reason = "shuffled once: the order of the first epoch, and of a cache"
     return read, Mix(name="mix", setting=f"buffer of {buffer:,}", reason=reason, buffer=buffer, seed=seed)
@@ -290,6 +298,8 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
         reason = "read in random order, and each shuffled as a whole: rows far apart may never be in one"
         return min(facts.source.pools.size, facts.count or 0), reason, True
     permuted = reads_by_position(options, facts)
+    if options.balance is not None:
+        return facts.count or 0, "within each class, by position", True
     if cache.on is None and permuted:
         reason = "each epoch is one permutation of all examples, drawn at once (8 bytes each), and read by position"
         return facts.count or 0, reason, True
