@@ -82,6 +82,7 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
         dataset=lambda: in_order.map(read, num_parallel_calls=1).prefetch(1).unbatch(),
         count=count,
         shuffled=partial(side_by_side, in_order, rows_of_block, _blocks_to_mix(columns, rows)),
+        keyed=True,
         fingerprint=lambda: [stamp, file_stamps([file_path]), [column.name for column in columns]],
     )
 

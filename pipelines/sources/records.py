@@ -102,6 +102,7 @@ def records(
             decode=decode,
             decode_batch=None if large else decode_batch,
             shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed, block=_BLOCK),
+            keyed=True,
             at=partial(_read_at, chosen) if large and chosen.offsets else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),
@@ -147,7 +148,8 @@ class _Chosen:
         )
 
     def dataset(self) -> Any:
-        return tf.data.Dataset.from_tensor_slices(self.pieces)
+        with tf.init_scope():
+            return tf.data.Dataset.from_tensor_slices(self.pieces)
 
     def part(self, number: int, parts: int) -> "_Chosen":
         """Returns an equal part of each file's records where they can be read by offset, else some of the files."""

@@ -71,9 +71,13 @@ class Source:
     """Returns a dataset of at most that many raw elements, spread over the data, for the planner to look at. Default:
     the first ones."""
 
-    shuffled: Callable[[int | None], Any] | None = None
+    shuffled: Callable[[Any], Any] | None = None
     """Given a seed or None, returns the same raw elements in a coarse random order, read side by side (as files are),
     for pipelines that shuffle. With a seed every iteration has the same order. Default: `dataset`."""
+
+    keyed: bool = False
+    """Whether `shuffled` also takes a tensor as seed: int64, shape (2,). The order then differs from epoch to epoch
+    under a seed too, and is found again without one. Default: only integers."""
 
     at: Callable[[Any], Any] | None = None
     """Given a dataset of positions (int64 scalars below `count`), returns one of the raw elements there, in that order,
@@ -208,15 +212,17 @@ def expect_lasting(source: Source, where: str) -> None:
         )
 
 
-def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: int | None, *, block: int = 1) -> Any:
+def side_by_side(pieces: Any, read: Callable[..., Any], most: int, seed: Any, *, block: int = 1) -> Any:
     """Shuffles pieces of the data and interleaves what `read` gives of each, at most so many at once.
 
     `block` elements are taken of one piece in turn: threads that wake for each small one would cost more than reading.
 
-    With a seed, the order is the same on every iteration.
+    With a seed, the order is the same on every iteration; it may be a key, an int64 tensor of shape (2,).
     """
-    count = int(pieces.cardinality())
-    order = pieces.shuffle(count) if seed is None else shuffle(pieces, count, Epoch.first(seed).lasting_key("files"))
+    with tf.init_scope():  # a graph has no numbers
+        count = int(pieces.cardinality())
+    key = Epoch.first(seed).lasting_key("files") if isinstance(seed, int) else seed
+    order = pieces.shuffle(count) if key is None else shuffle(pieces, count, key)
     parallel = {"cycle_length": min(count, most), "block_length": block, "num_parallel_calls": tf.data.AUTOTUNE}
     return order.interleave(read, **parallel)
 

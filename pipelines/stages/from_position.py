@@ -36,7 +36,7 @@ def is_repeatable(stages: Sequence[Stage]) -> bool:
 
 def ordering(stages: Sequence[Stage]) -> list[Any]:
     """Returns what decides the order besides the position, as JSON values."""
-    names = ("permuted", "shuffled", "buffer", "first", "drawn", "rests")
+    names = ("permuted", "shuffled", "lasting", "buffer", "first", "drawn", "rests")
     found: list[Any] = [stage.choice.on == "memory" for stage in all_of(stages) if isinstance(stage, Cache)]
     return found + [getattr(stage, name) for stage in all_of(stages) for name in names if hasattr(stage, name)]
 
@@ -79,7 +79,8 @@ def _obstacles(stages: Sequence[Stage]) -> Iterator[tuple[str, str]]:
                 yield f"{finding} in {place}", remedy
         if facts.part is not None and any(True for _ in _unseeded(stages)):
             yield "several processes, of which each draws a seed", "pass seed=."
-    if any(isinstance(stage, Read) and stage.shuffled and stage.seed is None for stage in all_of(stages)):
+    reads = [stage for stage in all_of(stages) if isinstance(stage, Read)]
+    if any(stage.shuffled and stage.seed is None and not stage.source.keyed for stage in reads):
         yield "files in another order in each epoch without a seed", "pass seed=."
 
 

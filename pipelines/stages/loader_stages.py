@@ -126,6 +126,7 @@ def _plan_reading(options: PipelineOptions, facts: Facts) -> Read:
         count=count,
         used=count,
         shuffled=False,
+        lasting=False,
         permuted=permuted,
         ordered=True,
         seed=options.seed,

@@ -43,6 +43,7 @@ class Read(Stage):
     count: int | None
     used: int | None  # how many to read
     shuffled: bool  # whether the source reads its parts in random order
+    lasting: bool  # whether that is one for all epochs
     # The permutation it reads in, by position or in pools: another in "each" epoch, "one" for all, or one that is
     # shuffled from the second epoch on, as it would be "behind" a cache. "" for the source's own order.
     permuted: str
@@ -103,18 +104,26 @@ class Read(Stage):
         )
 
     def _in_order(self, flow: Flow) -> Any:
-        """Returns the elements in the source's own order."""
-        source = self.source
+        """Returns the elements in the source's own order, or that in which it reads its parts."""
+        source, shuffled = self.source, self.source.shuffled if self.shuffled else None
+        if shuffled is not None and source.keyed and not flow.is_served:
+
+            def by_key(epoch: Epoch) -> Any:
+                return shuffled(epoch.lasting_key("files") if self.lasting else epoch.key("files"))
+
+            if self.lasting and flow.epoch is None:
+                return self._whole(in_one_order(flow.place, flow.number, self.seed, by_key))
+            return self._whole(flow.go_on(by_key))
         with tf.init_scope():  # a dataset of its own, not one that each epoch makes again
-            if self.shuffled and source.shuffled is not None:
-                dataset = source.shuffled(part_seed(self.seed, "files"))
-            else:
-                dataset = source.dataset()
-            if self.local and self.count is not None and int(dataset.cardinality()) < 0:
-                dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
-            dataset = dataset if self.used == self.count else dataset.take(self.used)
+            made = source.dataset() if shuffled is None else shuffled(part_seed(self.seed, "files"))
+            dataset = self._whole(made)
             flow.outside.append(dataset)
         return dataset
+
+    def _whole(self, dataset: Any) -> Any:
+        if self.local and self.count is not None and (not tf.executing_eagerly() or int(dataset.cardinality()) < 0):
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.count))
+        return dataset if self.used == self.count else dataset.take(self.used)
 
     def _from_position(self, whole: Any, epoch: Epoch) -> Any:
         """Returns the elements in the source's own order, from a position on."""
@@ -227,6 +236,7 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
         count=count,
         used=facts.used,
         shuffled=shuffled,
+        lasting=keeps_one_order(options, facts, cache),
         permuted=permuted,
         ordered=cache.on is None and (bool(permuted) or not options.shuffle),
         seed=seed,

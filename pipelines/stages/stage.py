@@ -142,7 +142,7 @@ class Flow:
         return self._in_epochs(made, begins=True, length=length, ends=ends)
 
     def go_on(self, made: Callable[[Epoch], Any], length: int | None = None) -> Any:
-        """Returns the same, by a stage after that one."""
+        """Returns the same, by another stage: one after it, or one from which it reads."""
         return self._in_epochs(made, begins=False, length=length, ends=True)
 
     def _in_epochs(self, made: Callable[[Epoch], Any], **options: Any) -> Any:

@@ -15,7 +15,7 @@ from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.values import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
-from tfopt.pipelines.shared.seeding import from_batches
+from tfopt.pipelines.shared.seeding import from_batches, random_bits
 from tfopt.pipelines.sources.source import Pools, Source, held_on_host, nth
 from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
 from tfopt.pipelines.tables.csv import read_csv
@@ -307,11 +307,12 @@ def _streamed(
         # TensorFlow 2.21 never ends a flat_map on a tf.data service.
         return readings.interleave(of_epoch, cycle_length=1).map(read).prefetch(1)
 
-    def shuffled(seed: int | None) -> Any:
+    def shuffled(seed: Any) -> Any:
         if seed is None:
             order = tf.data.Dataset.random(rerandomize_each_iteration=True).take(1)
         else:
-            order = tf.data.Dataset.from_tensors(tf.constant(seed, tf.int64))
+            bits = tf.constant(seed, tf.int64) if isinstance(seed, int) else random_bits(seed)
+            order = tf.data.Dataset.from_tensors(bits)
         return from_batches(pools(order.map(lambda bits: (bits, tf.constant(0, tf.int64)))), count)
 
     def part(index: int, parts: int) -> Source:
@@ -325,6 +326,7 @@ def _streamed(
         decode=example,
         decode_batch=example if layout.dense else None,
         shuffled=shuffled,
+        keyed=True,
         pools=Pools(min(count, mixed * largest), pools),
         fingerprint=lambda: [
             [file.stamp for file in files],

@@ -1,6 +1,7 @@
 import fcntl
 import os
 import re
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -9,8 +10,10 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines.plan import place_of
 from tfopt.pipelines.sources import hdf5 as module
 from tfopt.pipelines.sources.hdf5 import hdf5
+from tfopt.pipelines.stages import order_stages
 
 COUNT = 50
 
@@ -104,6 +107,21 @@ def test_a_shuffle_mixes_blocks_and_a_seed_repeats_it(path, small_blocks):
     assert len({number // 7 for number in first[:8]}) == 8
     free = source.shuffled(None)
     assert len({tuple(order(free)) for _ in range(4)}) > 1
+
+
+@pytest.mark.parametrize("seed", [4, None])
+def test_each_epoch_reads_blocks_in_another_order_which_is_found_again(path, small_blocks, monkeypatch, seed):
+    monkeypatch.setattr(order_stages, "SHUFFLE_MIB", 0)  # so that the buffer hardly shuffles: it holds two rows
+
+    def dataset():
+        return build_pipeline(hdf5(path, ("numbers", "images")), batch_size=7, cache=None, remainder="keep", seed=seed)
+
+    first, again = dataset(), dataset()
+    epochs = [numbers_of(first) for _ in range(8)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(COUNT))] * 8
+    assert len({epoch[0] // 7 for epoch in epochs}) > 2
+    place_of(again).move(replace(place_of(first).position, epoch=1, batch=2))
+    assert [numbers_of(again), numbers_of(again)] == [epochs[1][14:], epochs[2]]
 
 
 @pytest.mark.slow
