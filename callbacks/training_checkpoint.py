@@ -13,7 +13,6 @@ from typing import Any, Literal, NoReturn
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.utils.io_utils import print_msg
 
 from tfopt import checks
@@ -22,9 +21,9 @@ from tfopt.callbacks.shared.fit_watch import Loop, is_own_handler, share_sigterm
 from tfopt.callbacks.shared.running_fit import (
     RESUMED,
     end_with_fit,
+    fit_variables,
     running_list,
     running_loop,
-    variable_of_a_caller,
 )
 from tfopt.checkpoint import callback_states
 from tfopt.checkpoint.folder.reading import Checkpoint, read
@@ -139,20 +138,20 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self._training is not None and self._loop is not None and self._loop.is_over(thread_frames()):
             self._end()  # an exception ended the previous fit, and somebody keeps it
         running = running_list()
-        epochs = variable_of_a_caller("epoch_iterator", TFEpochIterator)
+        epochs, validation, steps = fit_variables("epoch_iterator", "val_x", "validation_steps")
         if running is None or epochs is None:
             raise UnsupportedError(
                 "Expected TrainingCheckpoint in the callbacks of model.fit. Found a custom training loop. Save with "
                 "tf.train.Checkpoint in it, or move its body into train_step and call fit."
             )
         others = [each for each in running.callbacks if each not in (self, self._first)]
-        validation = variable_of_a_caller("val_x", tf.data.Dataset), variable_of_a_caller("validation_steps", int)
         self._processes, self._loop, self._saver = Processes(self.model), running_loop(), None
         with contextlib.ExitStack() as undo:  # a folder that stays locked would refuse the next fit, too
             with all_or_none(self.model.distribute_strategy):
                 _refuse(others)
                 callback_states.save(others)  # what cannot be saved is refused now
-                training = Training(self.model, epochs, others, self._processes, *validation)
+                data = validation if isinstance(validation, tf.data.Dataset) else None
+                training = Training(self.model, epochs, others, self._processes, data, steps)
                 if self._processes.is_chief:
                     store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
                     self._saver = Saver(store, self._on_error)

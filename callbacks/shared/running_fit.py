@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfopt.callbacks.shared.fit_watch import Loop, end_with
 from tfopt.causes.between_gpus import Replicas
@@ -39,6 +40,17 @@ def variable_of_a_caller(name: str, kind: type[Kind]) -> Kind | None:
                 return found
         frame = frame.f_back
     return None
+
+
+def fit_variables(*names: str) -> list[Any]:
+    """Returns local variables of the `fit` that is calling, of any type; None for each if none is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        variables = frame.f_code.co_varnames
+        if "epoch_iterator" in variables and isinstance(frame.f_locals.get("epoch_iterator"), TFEpochIterator):
+            return [frame.f_locals.get(name) for name in names]
+        frame = frame.f_back
+    return [None] * len(names)
 
 
 def running_list() -> keras.callbacks.CallbackList | None:

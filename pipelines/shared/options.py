@@ -170,7 +170,7 @@ class PipelineOptions:
         if self.pack is not None:
             fill_in("pack", checks.integer("pack", self.pack, "Pass the tokens of a row, such as 1024.", least=2))
         self._fill_in_padding(fill_in)
-        self._expect_balance()
+        self._fill_in_balance(fill_in)
         if isinstance(self.prefetch, str):
             expect_name("prefetch", self.prefetch, ("auto",))
         elif self.prefetch == _AUTOTUNE:
@@ -200,7 +200,7 @@ class PipelineOptions:
         if self.bucket:
             fill_in("pad", "batch")
 
-    def _expect_balance(self) -> None:
+    def _fill_in_balance(self, fill_in: Callable[[str, Any], None]) -> None:
         if self.balance is None:
             return
         if isinstance(self.balance, str):
@@ -211,9 +211,14 @@ class PipelineOptions:
                 "dict such as {'cat': 0.5, 'dog': 0.5}."
             )
         else:
-            for name, share in self.balance.items():
-                checks.number(f"balance[{name!r}]", share, "Pass the share of a class.", least=0)
-            if not any(self.balance.values()):
+            shares = {
+                getattr(key, "item", lambda key=key: key)(): checks.number(
+                    f"balance[{key!r}]", share, "Pass the share of a class.", least=0
+                )
+                for key, share in self.balance.items()
+            }
+            fill_in("balance", shares)
+            if not any(shares.values()):
                 raise ValueError("Expected a share above 0 for `balance`. Received only zeros. Pass 'classes'.")
         conflicts = {
             "shuffle=True": not self.shuffle and f"training={self.training} and shuffle={self.shuffle}",

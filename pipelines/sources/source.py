@@ -76,8 +76,8 @@ class Source:
     for pipelines that shuffle. With a seed every iteration has the same order. Default: `dataset`."""
 
     keyed: bool = False
-    """Whether `shuffled` also takes a tensor as seed: int64, shape (2,). The order then differs from epoch to epoch
-    under a seed too, and is found again without one. Default: only integers."""
+    """Whether `shuffled` also takes a tensor as seed: int64, shape (2,). Unless a cache keeps one order, it then
+    differs from epoch to epoch under a seed too, and is found again without one. Default: only integers."""
 
     at: Callable[[Any], Any] | None = None
     """Given a dataset of positions (int64 scalars below `count`), returns one of the raw elements there, in that order,

@@ -1,7 +1,7 @@
 """The stage "balance": how often an epoch reads the examples of each class, and in which order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.elements import apply, element_of
 from tfopt.pipelines.shared.epochs import Draw, Position
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.seeding import bits_from
+from tfopt.pipelines.shared.seeding import bits_from, in_batches
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.stage import Stage
 from tfopt.text import percent
@@ -27,13 +27,17 @@ class Class:
     """What an epoch reads of a class."""
 
     name: str
-    members: Any  # the positions of its examples in the source: int64 (n,)
+    members: Any = field(compare=False, repr=False)  # the positions of its examples in the source: int64 (n,)
     taken: int  # examples in an epoch
+    count: int = field(init=False)  # of its examples
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", len(self.members))
 
     @property
     def times(self) -> float:
         """How often an epoch reads each of its examples, on average."""
-        return self.taken / len(self.members)
+        return self.taken / self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +63,13 @@ class Balance(Stage):
     def summary(self) -> dict[str, Any]:
         """Returns how many examples each class has, and how many an epoch reads."""
         return {
-            "balance": {
-                each.name: {"examples": len(each.members), "examples_per_epoch": each.taken} for each in self.classes
-            }
+            "balance": {each.name: {"examples": each.count, "examples_per_epoch": each.taken} for each in self.classes}
         }
 
 
 def _drawn(each: Class, number: int, position: Position) -> Any:
     """Returns the positions of a class's examples that an epoch reads, in random order."""
-    size, first = len(each.members), position.epoch * each.taken
+    size, first = each.count, position.epoch * each.taken
     whole, rest = divmod(first, size)
     readings = -(-(rest + each.taken) // size)
     key = Draw("files", lasts=True, mixed=number).key(position)
@@ -97,13 +99,18 @@ def plan_balance(options: PipelineOptions, facts: Facts) -> tuple[Balance, ...]:
             f"Expected a source that can be read by position for balance={options.balance!r}. Found: {source.name}. "
             "What to do: mix a source of each class, or pass arrays, .npy files, images or a table."
         )
-    labels = _labels(source, facts.traced.decoded.element_spec)
-    values, numbers = np.unique(labels, return_inverse=True)
+    values, numbers = np.unique(_labels(source, facts.traced.decoded.element_spec), return_inverse=True)
     names = [_name(source, value) for value in values.tolist()]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"Expected a name of its own for each class, for `balance`. Found {len(names):,} classes in {source.name} "
+            f"with the names {', '.join(dict.fromkeys(names))}. Pass class numbers as labels."
+        )
     shares = _shares(options.balance, dict(zip(names, values.tolist(), strict=True)))
-    order = np.argsort(numbers, kind="stable")
-    members = np.split(order, np.cumsum(np.bincount(numbers))[:-1])
-    taken = _divided(count, shares)
+    members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    drops = facts.last_batch[0] == "drop"
+    read = count - count % options.batch_size if drops else count  # what is left out would be missed again
+    taken = _divided(read, shares)
     classes = tuple(
         Class(name=name, members=at, taken=number)
         for name, at, number in zip(names, members, taken, strict=True)
@@ -111,17 +118,19 @@ def plan_balance(options: PipelineOptions, facts: Facts) -> tuple[Balance, ...]:
     )
     if missing := [name for name, share, number in zip(names, shares, taken, strict=True) if share and not number]:
         raise PipelineError(
-            f"Expected an example or more of each class in an epoch of {count:,}. Found none of {', '.join(missing)}, "
+            f"Expected an example or more of each class in an epoch of {read:,}. Found none of {', '.join(missing)}, "
             "whose shares are too small. Pass larger ones, or 0 to leave a class out."
         )
     few = classes if len(classes) <= _CLASSES_SHOWN else _extremes(classes)
-    shares_said = ", ".join(f"{each.name} {percent(each.taken / count)}" for each in few)
+    among = "" if few is classes else f" (the extremes of {len(classes):,} classes)"
     alike = options.balance == "classes"
-    reason = (
-        f"reads of each example an epoch: {', '.join(f'{each.times:.3g} of {each.name}' for each in few)}"
-        f"{' (the extremes)' if few is not classes else ''}; equal within a class over the epochs"
+    setting = (
+        f"{len(classes):,} classes alike"
+        if alike
+        else ", ".join(f"{each.name} {percent(each.taken / read)}" for each in few) + among
     )
-    setting = f"{len(classes):,} classes alike" if alike else shares_said
+    often = ", ".join(f"{each.times:.3g} of {each.name}" for each in few)
+    reason = f"reads of each example an epoch: {often}{among}; equal within a class over the epochs"
     return (Balance(name="balance", setting=setting, reason=reason, classes=classes),)
 
 
@@ -134,20 +143,25 @@ def _extremes(classes: tuple[Class, ...]) -> tuple[Class, ...]:
 def _labels(source: Source, spec: Any) -> Any:
     """Reads the labels of all examples, before `transform`: (n,)."""
     label = spec[1] if isinstance(spec, tuple) and len(spec) > 1 else None
-    if not isinstance(label, tf.TensorSpec) or label.shape.rank != 0:
+    if not isinstance(label, tf.TensorSpec) or label.shape.rank is None or label.shape.num_elements() != 1:
         raise ValueError(
             f"Expected examples (x, label) with one number or text as label for `balance`. Found {spec} in "
-            f"{source.name}. Pass labels as class numbers, and turn them into vectors in `transform`."
+            f"{source.name}. Pass class numbers as labels, such as y.argmax(-1) of vectors, which `transform` may make "
+            "again."
         )
     raw = source.dataset()
+    decode = source.decode
+    if source.decode_batch is not None:
+        raw, decode = in_batches(raw, _LABELS_AT_ONCE, full=False), source.decode_batch
 
     def labelled(*element: Any) -> Any:
         given = element_of(element, raw.element_spec)
-        return (given if source.decode is None else apply(source.decode, given))[1]
+        return tf.reshape((given if decode is None else apply(decode, given))[1], [-1])
 
     # TensorFlow computes nothing of an example that its label does not need.
-    found = raw.map(labelled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).batch(_LABELS_AT_ONCE)
-    labels: Any = np.concatenate(list(found.as_numpy_iterator()))
+    found = raw.map(labelled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    found = found if source.decode_batch is not None else found.batch(_LABELS_AT_ONCE)
+    labels: Any = np.concatenate([labels.ravel() for labels in found.as_numpy_iterator()])
     if label.dtype.is_floating and not np.array_equal(labels, np.floor(labels)):
         at = int(np.flatnonzero(labels != np.floor(labels))[0])
         raise ValueError(
@@ -158,10 +172,12 @@ def _labels(source: Source, spec: Any) -> Any:
 
 
 def _name(source: Source, value: Any) -> str:
-    named = source.class_names is not None and isinstance(value, int) and 0 <= value < len(source.class_names)
-    if named and source.class_names is not None:
-        return source.class_names[value]
-    return value.decode(errors="replace") if isinstance(value, bytes) else f"{value:g}"
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    names = source.class_names or ()
+    if isinstance(value, float):
+        return f"{value:.0f}"
+    return names[value] if not isinstance(value, bool) and 0 <= value < len(names) else str(value)
 
 
 def _shares(asked: Any, values: Mapping[str, Any]) -> list[float]:
@@ -176,6 +192,8 @@ def _shares(asked: Any, values: Mapping[str, Any]) -> list[float]:
                 f"Expected shares of the classes {', '.join(values)} for `balance`. Found {key!r}. Pass names or "
                 "labels of these."
             )
+        if found[0] in given:
+            raise ValueError(f"Expected one share of {found[0]!r} for `balance`. Found two, by name and by label.")
         given[found[0]] = share
     if left := [name for name in values if name not in given]:
         raise ValueError(

@@ -79,7 +79,8 @@ class Read(Stage):
             if flow.epoch is None:
                 return flow.begin_numbers(self.balance.order, count)
             with tf.device("CPU:0"):
-                return tf.data.Dataset.from_tensor_slices(self.balance.order(flow.place.position))
+                start = replace(flow.place.position, epoch=0)
+                return tf.data.Dataset.from_tensor_slices(self.balance.order(start))
         if self.permuted == "behind":
             return flow.begin(self._behind, count)
         if flow.epoch is None:

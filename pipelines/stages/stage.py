@@ -29,8 +29,8 @@ _BITS = 1024  # that are drawn together
 class Stage:
     """One stage of a pipeline, as the plan prints it and `build` applies it."""
 
-    # "read", "mix", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch", "gather" (on the device),
-    # "service", "pad", "prefetch", "device", "overlap", "order" or "memory"
+    # "read", "mix", "balance", "decode", "crop", "transform", "cache", "shuffle", "augment", "batch", "gather" (on the
+    # device), "service", "pad", "prefetch", "device", "overlap", "order" or "memory"
     name: str
     setting: str
     reason: str

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from resumed_fits import CASES, EPOCHS, MOMENTS, Case, Interrupt, X, Y, difference
+from resumed_fits import CASES, EPOCHS, MOMENTS, Case, Interrupt, X, Y, dense_net, difference
 
 from tfopt.callbacks import TrainingCheckpoint
 from tfopt.pipelines import build_pipeline, plan_pipeline
@@ -139,6 +140,35 @@ def test_data_of_changed_code_are_named(tmp_path, caplog, changed, said):
     case.interrupted(tmp_path, *MOMENTS["within an epoch"], strategy=tf.distribute.get_strategy())
     assert (f"Found: {said}" in caplog.text and "The epoch starts over" in caplog.text) is bool(said)
     assert bool(caplog.text) is bool(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("balance", ["classes", {0: 0.9, 1: 0.1}])
+def test_another_balance_is_noticed(tmp_path, caplog, balance):
+    options = {"batch_size": 8, "remainder": "keep", "seed": 4}
+    balances = iter([balance, {0: 0.5, 1: 0.5} if balance == "classes" else "classes"])
+    case = Case(data=lambda: build_pipeline((X, Y), balance=next(balances), **options))
+    case.interrupted(tmp_path, *MOMENTS["within an epoch"], strategy=tf.distribute.get_strategy())
+    changed = balance != "classes"  # the same shares by another name are the same order
+    assert ("a pipeline that is shuffled or batched otherwise" in caplog.text) is changed
+
+
+@pytest.mark.parametrize("steps", [np.int64(2), None])
+def test_validation_is_what_fit_was_told(tmp_path, steps):
+    """Also where a function that calls `fit` has variables of those names."""
+    val_x, validation_steps = tf.data.Dataset.range(3), 3  # noqa: F841
+    read = []
+
+    class Read(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            read.append(batch)
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    net = dense_net()
+    net.compile("adam", "binary_crossentropy")
+    options = {"validation_data": data, "validation_steps": steps} if steps else {"validation_data": (X[:20], Y[:20])}
+    net.fit(data, shuffle=False, verbose=0, callbacks=[TrainingCheckpoint(tmp_path), Read()], **options)
+    assert read == ([0, 1] if steps else [0])
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ _SLOW = ("arrays", "pipeline", "validation of the same dataset")
 _CAMPAIGN = (
     *("dataset", "plateau", "float16", "pipeline cached", "accumulation", "own step"),
     # Before each validation Keras reads a batch to build the model.
-    *("validation shuffled", "validation of the same dataset by steps"),
+    *("validation shuffled", "validation of arrays by steps", "validation of the same dataset by steps"),
     *("validation of the same pipeline", "validation of the same pipeline by steps"),
 )
 

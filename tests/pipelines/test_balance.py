@@ -1,5 +1,6 @@
 """`balance`: the shares of classes in each batch, how often examples are read, and what is refused."""
 
+import json
 from itertools import pairwise
 
 import keras
@@ -42,6 +43,14 @@ def test_over_epochs_all_examples_of_a_class_are_read_equally_often():
     assert np.unique(times[:60]).tolist() == [5, 6]  # 315 of 60
     assert np.unique(times[60:80]).tolist() == [8, 9]  # 161 of 20
     assert np.unique(times[80:]).tolist() == [15, 16]  # 154 of 10
+
+
+def test_what_is_left_out_is_missed_by_all_alike():
+    labels = np.repeat([0, 1], [105, 100])
+    dataset = build_pipeline((np.arange(205), labels), batch_size=10, balance="classes", seed=1)
+    times = np.bincount(np.concatenate([x for epoch in epochs(dataset, 8) for x, _ in epoch]), minlength=205)
+    assert np.unique(times[:105]).tolist() == [7, 8]  # 800 of 105
+    assert times[105:].tolist() == [8] * 100
 
 
 def test_epochs_differ_and_follow_from_the_seed():
@@ -116,13 +125,15 @@ def test_names_of_classes_split_augment_and_the_plan(tmp_path):
     assert plan.to_dict()["balance"]["cat"]["examples_per_epoch"] == 8
 
 
-@pytest.mark.parametrize("kind", ["float", "text", "bool", "npy"])
+@pytest.mark.parametrize("kind", ["float", "text", "bool", "npy", "large numbers", "columns"])
 def test_labels_of_any_kind(tmp_path, kind):
     labels = {
         "float": LABELS.astype("float32"),
         "text": np.array(["a", "b", "c"])[LABELS],
         "bool": LABELS > 0,
         "npy": LABELS,
+        "large numbers": LABELS + 1234560,
+        "columns": LABELS[:, None],
     }[kind]
     source = ROWS[0], labels
     if kind == "npy":
@@ -171,6 +182,7 @@ def test_fit_resumes_in_place(tmp_path):
         ({"balance": {0: 1, 1: 1}}, ValueError, "Found none of 2"),
         ({"balance": {0: 1, 1: 1, 2: 1, 7: 1}}, ValueError, "Found 7"),
         ({"balance": {0: 1, 1: 1, 2: 1e-6}}, PipelineError, "Found none of 2, whose shares are too small"),
+        ({"balance": {0: 1, "0": 1, 1: 1, 2: 1}}, ValueError, "Found two"),
         ({"balance": "classes", "training": False}, ValueError, "shuffle=True"),
         ({"balance": "classes", "cache": "memory"}, ValueError, "cache='memory'"),
         ({"balance": "classes", "cache": "device"}, ValueError, "cache='device'"),
@@ -195,6 +207,16 @@ def test_options_that_do_not_go_together_are_refused(options, error, said):
 def test_data_without_classes_are_refused(source, error, said):
     with pytest.raises(error, match=said):
         plan_pipeline(source, batch_size=2, balance="classes")
+
+
+def test_plans_are_values():
+    shares = {key: np.float32(1) for key in np.unique(LABELS)}
+    one, other = (plan_pipeline(ROWS, batch_size=10, seed=1, balance=shares).stage("balance") for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert "array" not in repr(one)
+    values = json.loads(json.dumps(plan_pipeline(ROWS, batch_size=10, balance=shares).to_dict()))
+    assert values["options"]["balance"] == {"0": 1.0, "1": 1.0, "2": 1.0}
 
 
 def test_mixtures_and_loaders_are_refused():

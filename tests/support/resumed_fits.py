@@ -348,6 +348,7 @@ CASES = {
     "own step": Case(model=lambda: OwnStep(dense_net().layers), compiled={"metrics": None}),
     "state of a callback": Case(callbacks=lambda: [Counting()]),
     "validation shuffled": Case(data=lambda: (dataset(), dataset(3)), fitted={"validation_steps": 3}),
+    "validation of arrays by steps": Case(data=dataset, fitted={"validation_steps": 2}),
     "validation of the same dataset": Case(data=parts_of_one_dataset, steps=5),
     "validation of the same dataset by steps": Case(
         data=lambda: parts_of_one_dataset(4), fitted={"steps_per_epoch": 5}, steps=4

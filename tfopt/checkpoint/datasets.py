@@ -13,6 +13,7 @@ from tfopt.pipelines.plan import PipelinePlan, place_of, plan_of
 from tfopt.pipelines.shared.epochs import Place, Position
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import find_in_dataset, find_states, lineage
+from tfopt.pipelines.stages.balance import Balance
 from tfopt.pipelines.stages.from_position import batch_of, is_repeatable, ordering
 
 _COUNTER = b"@@epoch_num_random_samples"  # in the state of an iterator, of each shuffle
@@ -38,7 +39,8 @@ def order_of(plan: PipelinePlan) -> list[Any]:
 
     Without a seed, where it is shuffled and cached may depend on free memory.
     """
-    return [batch_of(plan.stages).size, *([] if plan.options.seed is not None else ordering(plan.stages))]
+    balances = [stage.summary() for stage in plan.stages if isinstance(stage, Balance)]
+    return [batch_of(plan.stages).size, *balances, *([] if plan.options.seed is not None else ordering(plan.stages))]
 
 
 def positions_of(positions: Iterable[Position]) -> list[list[int]]:

@@ -69,14 +69,14 @@ class ValidationData:
     """
 
     def __init__(self, model: keras.Model, dataset: tf.data.Dataset | None, steps: int | None):
-        self._dataset, self._steps = dataset, steps
+        self._dataset, self._epochs = dataset, None
         self.openings = Openings(dataset)
         """Of the data."""
         self.places = [] if dataset is None else places_of(dataset)
         """Of the pipelines from which they are made."""
         self._is_running = False
-        # Under a strategy Keras reads a batch before each validation, to build the model. With steps, all but the first
-        # come from the iterator of the validation before.
+        # Under a strategy Keras reads a batch before each validation, to build the model: from the iterator of the
+        # validation before, if that has left it.
         self._leaves_iterator = False
         self._builds = model._distribute_strategy is not None
         self.before = self.now()
@@ -110,10 +110,14 @@ class ValidationData:
 
     def end(self) -> None:
         """Ends a validation."""
-        self._is_running, self._leaves_iterator = False, self._steps is not None
+        self._is_running = False
+        if self._epochs is not None:
+            self._leaves_iterator = None not in (self._epochs.steps_per_epoch, self._epochs._current_iterator)
 
     def resume(self, found: Mapping[str, Any]) -> None:
         """Brings the pipelines to where `now` or `before` was."""
+        if self._epochs is None:
+            return
         for place, at in zip(self.places, found["places"], strict=False):
             place.move(place.at(*at))
         self._leaves_iterator = found.get("leaves_iterator", False)
@@ -128,6 +132,6 @@ class ValidationData:
 
     def resume_draws(self, found: Mapping[str, Any]) -> None:
         """Does so with another dataset that draws, after the training data, which may share its shuffle."""
-        if self._dataset is not None and draws_by_opening(self._dataset):
+        if draws_by_opening(self._dataset):
             self.openings.reach(found["opened"], lambda: self._dataset)
         self.before = self.now()

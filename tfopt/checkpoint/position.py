@@ -303,12 +303,16 @@ class DataPosition:
         """Gives an iterator the state that was saved, if one was; returns why it cannot have it, if it cannot."""
         if position.way != "state" or not position.reads:
             return None
-        self._last = self._opened_stock()
+        iterator = iter(self._open_stock())
+        self.openings.count += 1
+        if not isinstance(iterator, OwnedIterator):
+            return "a strategy, whose iterators cannot take the state that one without a strategy has saved"
         state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
         try:
-            gen_dataset_ops.deserialize_iterator(self._last._iterator_resource, state)
+            gen_dataset_ops.deserialize_iterator(iterator._iterator_resource, state)
         except tf.errors.OpError as error:
             return f"a dataset with other stages than in the checkpoint ({summarize_error(error)})"
+        self._last = iterator
         return None
 
     def _open_again(self, position: Position, *, continued: bool) -> None:

@@ -79,7 +79,7 @@ class Training:
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch; restores the state within it if it was interrupted."""
-        self.epoch, self._before_epoch, self._before = epoch, self.step, None
+        self.epoch, self._before_epoch, self._before, self._position_before = epoch, self.step, None, None
         self.position.begin_epoch()
         found, self._rest = self._rest, None
         if found is not None:
@@ -127,7 +127,7 @@ class Training:
         numbers = _numbers(logs)
         before = self._before if in_epoch else None
         callbacks, kept = self._callbacks_before if before is not None else callback_states.save(self.callbacks)
-        at_validation = self._position_before if before is not None else None
+        at_validation = self._position_before if in_epoch else None
         data, state = at_validation or self.position.save(in_epoch=in_epoch, over=before is not None)
         metadata = {
             "epoch": self.epoch if in_epoch else self.epoch + 1,

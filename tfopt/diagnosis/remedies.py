@@ -46,7 +46,7 @@ def slow_input(training: Training, limiting: str | None = None) -> str:
             f"dataset.workers, dataset.max_queue_size = {_WORKERS}, {4 * _WORKERS}"
         )
     if plan := plan_behind(data):
-        if plan.options.cache is None:
+        if plan.options.cache is None and plan.options.balance is None:
             return 'build_pipeline(..., cache="memory")  # if the decoded examples fit there'
         return no_line(f"its cache: {plan.stage('cache').reason}. profile_pipeline(plan) names the slow stage")
     if isinstance(data, tf.data.Dataset):
