@@ -12,6 +12,8 @@ def test_the_snippets_run(tmp_path, picture):
     for shown in (
         "Training pipeline over arrays",
         "[1.25 1.25 1.25 1.25 0.  ]",
+        "0.526 of 0, 10 of 1",
+        "[50, 50, 50, 50, 50, 50, 50, 50, 50, 50]",
         "asked for",
         "reads a variable",
         "NumPy",
