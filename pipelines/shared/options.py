@@ -21,7 +21,7 @@ Remainder = Literal["drop", "keep", "pad"]
 Prefetch = Literal["auto"] | int
 OnBadFile = Literal["raise", "skip"]
 Padding = Literal["batch"] | None
-Balance = Literal["classes"] | Mapping[str | int, float]
+Shares = Literal["classes"] | Mapping[str | int, float]
 
 _AUTOTUNE = -1  # tf.data.AUTOTUNE
 _CACHE_NAMES = ("auto", "memory", "device")
@@ -81,7 +81,7 @@ class Choices(TypedDict, total=False):
     cache_key: str | None
     cache_limit_gib: float | None
     shuffle: bool | None
-    balance: Balance | None
+    balance: Shares | None
     seed: int | None
     split: float | None
     pack: int | None
@@ -118,7 +118,7 @@ class PipelineOptions:
     cache_key: str | None = None
     cache_limit_gib: float | None = None
     shuffle: bool | None = None
-    balance: Balance | None = None
+    balance: Shares | None = None
     seed: int | None = None
     split: float | None = None
     pack: int | None = None
