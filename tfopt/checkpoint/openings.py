@@ -111,8 +111,8 @@ class ValidationData:
     def end(self) -> None:
         """Ends a validation."""
         self._is_running = False
-        if self._epochs is not None:
-            self._leaves_iterator = None not in (self._epochs.steps_per_epoch, self._epochs._current_iterator)
+        if (epochs := self._epochs) is not None:
+            self._leaves_iterator = epochs.steps_per_epoch is not None and epochs._current_iterator is not None
 
     def resume(self, found: Mapping[str, Any]) -> None:
         """Brings the pipelines to where `now` or `before` was."""
