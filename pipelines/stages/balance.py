@@ -29,10 +29,11 @@ class Class:
     name: str
     members: Any = field(compare=False, repr=False)  # the positions of its examples in the source: int64 (n,)
     taken: int  # examples in an epoch
-    count: int = field(init=False)  # of its examples
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", len(self.members))
+    @property
+    def count(self) -> int:
+        """How many examples it has."""
+        return len(self.members)
 
     @property
     def times(self) -> float:
