@@ -1,6 +1,6 @@
 """The stage "balance": how often an epoch reads the examples of each class, and in which order."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +104,8 @@ def plan_balance(options: PipelineOptions, facts: Facts) -> tuple[Balance, ...]:
     names = [_name(source, value) for value in values.tolist()]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"Expected a name of its own for each class, for `balance`. Found {len(names):,} classes in {source.name} "
-            f"with the names {', '.join(dict.fromkeys(names))}. Pass class numbers as labels."
+            f"Expected a name of its own for each class, for `balance`. Found {len(names):,} classes in {source.name}, "
+            f"several of which share a name of {_in_short(dict.fromkeys(names))}. Pass class numbers as labels."
         )
     shares = _shares(options.balance, dict(zip(names, values.tolist(), strict=True)))
     members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
@@ -119,26 +119,32 @@ def plan_balance(options: PipelineOptions, facts: Facts) -> tuple[Balance, ...]:
     )
     if missing := [name for name, share, number in zip(names, shares, taken, strict=True) if share and not number]:
         raise PipelineError(
-            f"Expected an example or more of each class in an epoch of {read:,}. Found none of {', '.join(missing)}, "
+            f"Expected an example or more of each class in an epoch of {read:,}. Found none of {_in_short(missing)}, "
             "whose shares are too small. Pass larger ones, or 0 to leave a class out."
         )
-    few = classes if len(classes) <= _CLASSES_SHOWN else _extremes(classes)
-    among = "" if few is classes else f" (the extremes of {len(classes):,} classes)"
-    alike = options.balance == "classes"
-    setting = (
-        f"{len(classes):,} classes alike"
-        if alike
-        else ", ".join(f"{each.name} {percent(each.taken / read)}" for each in few) + among
-    )
+    return (_stage(classes, read, alike=options.balance == "classes"),)
+
+
+def _stage(classes: tuple[Class, ...], read: int, *, alike: bool) -> Balance:
+    """Returns the stage, which names all classes or those whose examples are read least and most often."""
+    few, among = classes, ""
+    if len(classes) > _CLASSES_SHOWN:
+        ordered = sorted(classes, key=lambda each: each.times)
+        few, among = (ordered[0], ordered[-1]), f" (the extremes of {len(classes):,} classes)"
+    setting = ", ".join(f"{each.name} {percent(each.taken / read)}" for each in few) + among
     often = ", ".join(f"{each.times:.3g} of {each.name}" for each in few)
-    reason = f"reads of each example an epoch: {often}{among}; equal within a class over the epochs"
-    return (Balance(name="balance", setting=setting, reason=reason, classes=classes),)
+    return Balance(
+        name="balance",
+        setting=f"{len(classes):,} classes alike" if alike else setting,
+        reason=f"reads of each example an epoch: {often}{among}; equal within a class over the epochs",
+        classes=classes,
+    )
 
 
-def _extremes(classes: tuple[Class, ...]) -> tuple[Class, ...]:
-    """Returns the classes whose examples are read least and most often."""
-    ordered = sorted(classes, key=lambda each: each.times)
-    return ordered[0], ordered[-1]
+def _in_short(names: Iterable[str]) -> str:
+    """Lists the first names of classes, of which there may be thousands."""
+    first = list(names)
+    return ", ".join(first[:_CLASSES_SHOWN]) + (", …" if len(first) > _CLASSES_SHOWN else "")
 
 
 def _labels(source: Source, spec: Any) -> Any:
@@ -190,7 +196,7 @@ def _shares(asked: Any, values: Mapping[str, Any]) -> list[float]:
         found = [name for name, value in values.items() if key in (name, value)]
         if not found:
             raise ValueError(
-                f"Expected shares of the classes {', '.join(values)} for `balance`. Found {key!r}. Pass names or "
+                f"Expected shares of the classes {_in_short(values)} for `balance`. Found {key!r}. Pass names or "
                 "labels of these."
             )
         if found[0] in given:
@@ -198,7 +204,7 @@ def _shares(asked: Any, values: Mapping[str, Any]) -> list[float]:
         given[found[0]] = share
     if left := [name for name in values if name not in given]:
         raise ValueError(
-            f"Expected a share of each class for `balance`. Found none of {', '.join(left)}. Pass 0 to leave one out."
+            f"Expected a share of each class for `balance`. Found none of {_in_short(left)}. Pass 0 to leave one out."
         )
     whole = sum(given.values())
     return [given[name] / whole for name in values]
