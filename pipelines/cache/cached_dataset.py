@@ -1,234 +1,144 @@
-"""The dataset of a cache on disk: read from its file, and from the source where there is none or it ends early.
+"""The dataset of a cache on disk: its rows, read by position, and examples of the source where it is not whole."""
 
-Examples of one known shape are stacked, many to a record: alone, a small one would take far longer to read. Others have
-a record each. A record is a header of int64 (its mark, and the dimensions of every tensor), then each tensor's bytes.
-The mark is the position of its first example plus its cache's tag. All parts start at multiples of 64 bytes, so that
-TensorFlow can use them in place.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from tfopt.pipelines.cache.rows import Rows
 from tfopt.pipelines.cache.store import Store
-from tfopt.pipelines.shared.elements import without_autograph
+from tfopt.pipelines.shared.elements import in_single_examples, without_autograph
+from tfopt.pipelines.shared.seeding import from_batches, in_batches
 
-_READ_AHEAD = 4 * 2**20  # bytes, of small records; small reads from network disks are slow
-_RECORD = 2**20  # bytes of stacked examples; twice as much reads no faster
-_ALIGNED_BYTES = 64  # EIGEN_MAX_ALIGN_BYTES
-_PLAIN = frozenset(
-    [
-        *("bfloat16", "float16", "float32", "float64", "complex64", "complex128", "bool"),
-        *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    ]
-)
+_LEAST_BYTES, _MOST_BYTES = 2**18, 2**23  # of rows read at once: for few bytes, the call takes longer than the reading
+_OTHERS = 32  # rows of any length, read at once
+_PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True, "name": "cache"}
+
+Begin = Callable[..., Any]  # makes a dataset of what a function gives for each epoch, as `Flow.begin` does
 
 
-def cached(store: Store, spec: Any, elements: Any, prepare: Callable[[Any], Any], *, at_once: int) -> Any:
-    """Returns a dataset of examples that reads from a cache, or writes to it.
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Examples in a cache on disk, or on their way there. Each reading gives every example once."""
 
-    Records carry a checksum and their position. If one is damaged or missing, the dataset goes on with the source at
-    that position, so that every iteration gives every example once, in one order. `elements` gives raw elements in the
-    same order on every iteration, of which `prepare` makes examples of the spec, in the same order; up to `at_once`
-    of them are collected for one record.
-    """
-    most = _stackable(spec)
-    rows = min(at_once, most)
-    stacked = most > 1  # whatever `at_once` is: a run of another batch size or speed reads the same file
-    records = RecordFormat(tf.nest.map_structure(_stack, spec) if stacked else spec, store.tag)
+    store: Store
+    elements: Any  # raw ones, in the same order on every iteration: their numbers are the positions
+    at: Callable[[Any], Any] | None  # given a dataset of positions, returns the raw elements there; None if it cannot
+    prepare: Callable[[Any], Any]  # makes examples of raw elements, in the same order
+    rows: Rows  # of these examples
+    batch_size: int
+    at_once: int  # examples that wait for each other, to be written together
 
-    # TensorFlow sets up each function again in each epoch, node by node, which takes longer than reading a small cache.
-    # So there are few functions, with few nodes, and those that a whole cache does not need come last.
-    @without_autograph
-    def iteration(_: Any) -> Any:
-        session, files, held, end, step = tf.numpy_function(
-            store.begin, [], [tf.int64, tf.string, tf.int64, tf.int64, tf.int64]
-        )
-        for scalar in (session, held, end, step):
-            scalar.set_shape(())
-        files.set_shape([None])
-        rest = tf.data.Dataset.from_tensors((session, held)).flat_map(go_on)
-        return _from_file(store, records, session, files, end, step, stacked=stacked).concatenate(rest)
+    def by_position(self, begin: Begin, positions: Callable[[Any], Any]) -> Any:
+        """Returns the examples at the positions that a function gives for each epoch; the source has them by `at`."""
 
-    @without_autograph
-    def go_on(session: Any, held: Any) -> Any:
-        starts, writes = tf.numpy_function(store.go_on, [session, held], [tf.int64, tf.bool])
-        starts.set_shape([None])
-        writes.set_shape(())
-        left = tf.data.Dataset.from_tensor_slices(starts)  # one or none
-        return left.flat_map(lambda start: tf.data.Dataset.from_tensors((session, start, writes)).flat_map(from_source))
+        def reading(epoch: Any) -> Any:
+            chosen = positions(epoch)
 
-    @without_autograph
-    def from_source(session: Any, start: Any, writes: Any) -> Any:
-        examples = prepare(elements.skip(start))
-        examples = (examples.batch(rows, name="cache") if stacked else examples).enumerate()
-        end = tf.data.Dataset.from_tensors(session).flat_map(lambda session: examples.take(_ended(store, session)))
-        written = _writer(store, records, session, writes, rows, stacked=stacked)
-        return examples.map(written, name="cache").concatenate(end.map(last))
+            def missed(given: Any) -> Any:
+                left = chosen.skip(given)
+                return tf.data.Dataset.zip(left, self.prepare(self.at(left)))  # type: ignore[misc]
 
-    @without_autograph
-    def last(index: Any, example: Any) -> Any:
-        return example
+            return self._reading(lambda held: chosen, missed)
 
-    dataset = tf.data.Dataset.from_tensors(0).flat_map(iteration, name="cache")
-    if stacked:
-        # Copies each example. Slices would share the record's memory, and one in a shuffle's buffer hold all of it.
-        dataset = dataset.unbatch(name="cache")
-    return dataset if store.count is None else dataset.apply(tf.data.experimental.assert_cardinality(store.count))
+        return self._in_epochs(begin, reading)
 
+    def in_order(self, begin: Begin, order: Callable[[Any, Any], Any]) -> Any:
+        """Returns the examples in the order into which a function brings a dataset of any elements in an epoch."""
 
-class RecordFormat:
-    """Packs and unpacks elements of one spec, an example or several stacked: ragged and sparse tensors by their parts,
-    texts serialised.
+        def reading(epoch: Any) -> Any:
+            def missed(given: Any) -> Any:
+                return order(self.prepare(self.elements).enumerate(), epoch).skip(given)
 
-    `tag` is a number of the cache's own, far from any other's, which tells its records from theirs. Raises ValueError
-    if a tensor has unknown rank.
-    """
+            return self._reading(lambda held: order(tf.data.Dataset.range(held), epoch), missed)
 
-    def __init__(self, spec: Any, tag: int):
-        self._spec, self._tag = spec, tag
-        self._parts = tf.nest.flatten(spec, expand_composites=True)
-        serialised = tf.TensorSpec([None], tf.uint8)
-        self._stored = [part if part.dtype.name in _PLAIN else serialised for part in self._parts]
-        for part in self._stored:
-            if part.shape.rank is None:
-                raise ValueError(f"Expected tensors of known rank, to cache them in a folder. Found {part}.")
-        self._header = 1 + sum(part.shape.rank for part in self._stored)
+        return self._in_epochs(begin, reading)
 
-    @without_autograph
-    def flatten(self, example: Any) -> list[Any]:
-        """Returns the tensors to store, in a graph."""
-        tensors = tf.nest.flatten(example, expand_composites=True)
-        return [tensor if tensor.dtype.name in _PLAIN else _bytes_of(tensor) for tensor in tensors]
+    def _in_epochs(self, begin: Begin, reading: Callable[[Any], Any]) -> Any:
+        count = self.store.count
+        if self.rows.size is None:
+            return begin(reading, count, ends=True)
+        return from_batches(begin(reading, None, ends=True), count, may_be_less=True)
 
-    def pack(self, position: int, tensors: Sequence[Any]) -> bytes:
-        """Returns the record at a position, from the tensors `flatten` returned, as NumPy arrays."""
-        header = [self._tag + position, *(size for tensor in tensors for size in tensor.shape)]
-        parts: list[Any] = []
-        for part in (np.array(header, "<i8"), *tensors):
-            parts += [np.ascontiguousarray(part).reshape(-1).view(np.uint8), bytes(-part.nbytes % _ALIGNED_BYTES)]
-        return b"".join(parts)
+    def _reading(self, positions: Callable[[Any], Any], missed: Callable[[Any], Any]) -> Any:
+        """Returns examples, many at once if they have one shape.
 
-    @without_autograph
-    def is_at(self, record: Any, mark: Any) -> Any:
-        """Whether this is the record of this mark, in a graph."""
-        return tf.reduce_all(tf.equal(tf.io.decode_raw(tf.strings.substr(record, 0, 8), tf.int64), mark))
+        Args:
+            positions: Given how many examples the cache holds, returns their positions, in the order of reading.
+            missed: Given how many were read from the cache, returns the others and their positions, as pairs.
+        """
+        store, rows = self.store, self.rows
+        around = tf.__internal__.autograph.control_status_ctx()  # users' functions are converted as outside
+        reads, writes = _OTHERS, 1
+        if rows.size is not None:
+            fitting = max(1, _MOST_BYTES // rows.size)
+            reads = min(fitting, self.batch_size * max(1, _LEAST_BYTES // (rows.size * self.batch_size)))
+            writes = min(fitting, self.at_once)
 
-    def nowhere(self) -> bytes:
-        """Returns a record that is at no position."""
-        return np.array([-1], "<i8").tobytes()
+        # TensorFlow sets up each function again in each epoch, node by node, which takes longer than to read a small
+        # cache. So they have few nodes, and those that a whole cache does not need come last.
+        @without_autograph
+        def begun(_: Any) -> Any:
+            session, held = tf.numpy_function(store.begin, [], [tf.int64, tf.int64])
+            session.set_shape(())
+            held.set_shape(())
+            chunks = in_batches(positions(held), reads, full=False).take(tf.where(held < 0, tf.zeros_like(held), -1))
+            found = chunks.map(read, **_PARALLEL).take_while(partial(is_good, session))
+            rest = tf.data.Dataset.from_tensors((session, held)).flat_map(go_on)
+            return unpacked(found).concatenate(rest)
 
-    @without_autograph
-    def unpack(self, record: Any) -> Any:
-        """Returns the example of a record, in a graph."""
-        contents = tf.io.decode_raw(record, tf.uint8)
-        header = _cast(tf.slice(contents, [0], [8 * self._header]), tf.int64)
-        start, at, tensors = _padded(8 * self._header), 1, []
-        for part, stored in zip(self._parts, self._stored, strict=True):
-            shape: Any = stored.shape.as_list()
-            if None not in shape:
-                size = stored.shape.num_elements() * stored.dtype.size
-            elif None not in shape[1:] and 0 not in shape:
-                size = header[at] * (stored.shape[1:].num_elements() * stored.dtype.size)
-                shape[0] = -1
-            else:
-                shape = header[at : at + len(shape)]
-                size = tf.reduce_prod(shape) * stored.dtype.size
-            if stored is part:
-                tensor = tf.reshape(_cast(tf.slice(contents, [start], [size]), part.dtype), shape)
-            else:
-                tensor = tf.io.parse_tensor(tf.strings.substr(record, tf.cast(start, tf.int64), size), part.dtype)
-            if tensor.shape != part.shape:
-                tensor = tf.ensure_shape(tensor, part.shape)
-            tensors.append(tensor)
-            start, at = start + _padded(size), at + stored.shape.rank
-        return tf.nest.pack_sequence_as(self._spec, tensors, expand_composites=True)
+        @without_autograph
+        def read(chosen: Any) -> Any:
+            found, sums = tf.numpy_function(partial(store.read, rows.size), [chosen], [rows.dtype, tf.uint8])
+            found.set_shape((None,) if rows.size is None else (None, rows.size))
+            return found, tf.reduce_all(tf.equal(tf.fingerprint(found), sums))
 
+        @without_autograph
+        def is_good(session: Any, found: Any, good: Any) -> Any:
+            return tf.ensure_shape(tf.numpy_function(store.gives, [session, tf.shape(found)[0], good], tf.bool), ())
 
-def _stackable(spec: Any) -> int:
-    """Returns how many examples fit into a record; 1 if they cannot be stacked."""
-    leaves = tf.nest.flatten(spec)
-    plain = [leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec) and leaf.dtype.name in _PLAIN]
-    # `unbatch` crashes on rows of size zero.
-    if not leaves or len(plain) < len(leaves) or not all(leaf.shape.num_elements() for leaf in plain):
-        return 1
-    return max(1, _RECORD // sum(leaf.shape.num_elements() * leaf.dtype.size for leaf in plain))
+        def unpacked(found: Any) -> Any:
+            if rows.size is not None:
+                return found.map(without_autograph(lambda found, good: rows.unpack(found)), **_PARALLEL)
+            alone = found.map(without_autograph(lambda found, good: found))
+            return in_single_examples(alone).map(without_autograph(rows.unpack), **_PARALLEL)
 
+        @without_autograph
+        def go_on(session: Any, held: Any) -> Any:
+            starts, writing = tf.numpy_function(store.go_on, [session, held], [tf.int64, tf.bool])
+            starts.set_shape([None])  # one or none
+            writing.set_shape(())
+            left = tf.data.Dataset.from_tensor_slices(starts)
+            return left.flat_map(lambda start: from_source(start, writing))
 
-def _stack(leaf: Any) -> Any:
-    return tf.TensorSpec((None, *leaf.shape), leaf.dtype)
+        @without_autograph
+        def from_source(start: Any, writing: Any) -> Any:
+            with around:
+                pairs = missed(start)
+            pairs = pairs if rows.size is None else pairs.batch(writes, name="cache")
+            written = pairs.map(partial(write, writing), **_PARALLEL)
+            if store.count is not None:
+                return written
+            end = tf.data.Dataset.from_tensors(0).flat_map(lambda _: written.take(ended()))
+            return written.concatenate(end)
 
+        @without_autograph
+        def write(writing: Any, chosen: Any, examples: Any) -> Any:
+            def packed() -> Any:
+                found = rows.pack(examples)
+                given = [tf.reshape(chosen, [-1]), found, tf.fingerprint(found)]
+                return tf.numpy_function(store.write, given, tf.int64)
 
-def _from_file(
-    store: Store, form: RecordFormat, session: Any, files: Any, end: Any, step: Any, *, stacked: bool
-) -> Any:
-    """Returns the elements of the file up to the first record that is damaged, missing or out of place.
+            done = tf.cond(writing, packed, lambda: tf.constant(0, tf.int64))
+            with tf.control_dependencies([done]):
+                return tf.nest.map_structure(tf.identity, examples, expand_composites=True)
 
-    The records of a whole file have the marks from the store's tag up to `end`, `step` apart.
-    """
+        @without_autograph
+        def ended() -> Any:
+            return tf.ensure_shape(tf.numpy_function(store.end_of_source, [], tf.int64), ())
 
-    @without_autograph
-    def good(mark: Any, record: Any) -> Any:
-        def damaged() -> Any:
-            return tf.numpy_function(store.end_of_rows, [session, mark], tf.bool)
-
-        keeps = tf.cond(form.is_at(record, mark), lambda: True, damaged)
-        keeps.set_shape(())
-        return keeps
-
-    @without_autograph
-    def element(mark: Any, record: Any) -> Any:
-        return form.unpack(record)
-
-    # A damaged record ends the file; the record at no position after it then ends the reading.
-    records = tf.data.TFRecordDataset(files, buffer_size=0 if stacked else _READ_AHEAD).ignore_errors(log_warning=False)
-    records = records.concatenate(tf.data.Dataset.from_tensors(form.nowhere()))
-    marked = tf.data.Dataset.zip(tf.data.Dataset.range(store.tag, end, step), records)
-    return marked.take_while(good).map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True, name="cache")
-
-
-def _writer(
-    store: Store, form: RecordFormat, session: Any, writes: Any, rows: int, *, stacked: bool
-) -> Callable[..., Any]:
-    """Returns a function of index and element that writes the element, of up to `rows` examples, and returns it."""
-
-    def write(number: Any, index: Any, *tensors: Any) -> Any:
-        count = len(tensors[0]) if stacked else 1
-        store.write(number, form.pack(rows * index, tensors), count)
-        return 0
-
-    @without_autograph
-    def written(index: Any, element: Any) -> Any:
-        tensors = [session, index, *form.flatten(element)]
-        done = tf.cond(writes, lambda: tf.numpy_function(write, tensors, tf.int64), lambda: tf.constant(0, tf.int64))
-        with tf.control_dependencies([done]):
-            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
-
-    return written
-
-
-@without_autograph
-def _ended(store: Store, session: Any) -> Any:
-    """Tells the store that the source has ended; returns 0."""
-    zero = tf.numpy_function(store.end_of_source, [session], tf.int64)
-    zero.set_shape(())
-    return zero
-
-
-def _padded(size: Any) -> Any:
-    return size + -size % _ALIGNED_BYTES
-
-
-def _cast(contents: Any, dtype: Any) -> Any:
-    """Reinterprets bytes as numbers of a dtype."""
-    if dtype == tf.bool:
-        return tf.cast(contents, tf.bool)
-    if dtype.size == 1:
-        return tf.bitcast(contents, dtype)
-    return tf.bitcast(tf.reshape(contents, (-1, dtype.size)), dtype)
-
-
-def _bytes_of(tensor: Any) -> Any:
-    return tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
+        if tf.executing_eagerly():
+            return tf.data.Dataset.from_tensors(0).flat_map(begun, name="cache")
+        return begun(0)  # in the graph of an epoch

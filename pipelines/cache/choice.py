@@ -10,8 +10,9 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfopt.hardware import host
-from tfopt.pipelines.cache.cached_dataset import cached
+from tfopt.pipelines.cache.cached_dataset import Cached
 from tfopt.pipelines.cache.folder import default_folder, free_bytes, read_index
+from tfopt.pipelines.cache.rows import Rows
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import MIB, Facts
@@ -111,7 +112,8 @@ def keeps_one_order(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     So are those that a cache holds. Under a seed, the order must be the same where cache="auto" finds no memory.
     """
     if not options.shuffle or cache.on is not None:
-        return bool(options.shuffle) and cache.on != "device"
+        by_position = cache.on == "device" or (cache.folder is not None and reads_by_position(options, facts))
+        return bool(options.shuffle) and not by_position
     if options.cache != "auto" or options.seed is None or options.service is not None or options.balance is not None:
         return False
     return facts.count is not None and not facts.infinite and not facts.doubt and not _saves_nothing(options, facts)
@@ -216,7 +218,9 @@ def _probe(folder: Path, examples: Any, each_bytes: float) -> tuple[float, float
         store = Store(
             Path(path), lambda: _PROBE_KEY, count=total, expected_bytes=None, limit_bytes=None, what="a probe"
         )
-        dataset = cached(store, few.element_spec, few.repeat(repeats), lambda elements: elements, at_once=total)
+        examples_again = few.repeat(repeats)
+        probe = Cached(store, examples_again, None, lambda elements: elements, Rows(few.element_spec), total, total)
+        dataset = probe.in_order(lambda made, *_, **__: made(None), lambda elements, _: elements)
         _seconds_each(dataset, total)
         if read_index(store.path) is None:
             raise OSError(f"{path} could not be written")

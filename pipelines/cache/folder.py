@@ -1,6 +1,6 @@
 """The folder of all caches: how a cache is written and published, what is in the folder, and what goes first.
 
-FOLDER/KEY/rows.tfrecord, index.json   a whole cache
+FOLDER/KEY/rows, table, index.json     a whole cache
 FOLDER/KEY.writing-XXXX/               one being written, or whose writer died
 FOLDER/KEY.lock                        locked by the writing process; the system unlocks it when that process dies
 """
@@ -21,16 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 
 from tfopt import checks
 from tfopt.files import lock, sync
 from tfopt.pipelines.shared.paths import kept, kept_of_images
 
-FORMAT = 5  # of the files; a new number gives new keys
-ROWS, INDEX = "rows.tfrecord", "index.json"
+FORMAT = 6  # of the files; a new number gives new keys
+ROWS, TABLE, INDEX = "rows", "table", "index.json"
 _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"
+_TABLE_ROW = 24  # bytes
+_CALL_BYTES = 4096
 _SPARE = 0.05  # share of the disk left to others
 
 
@@ -71,30 +73,55 @@ class Lock:
 class Writer:
     """Writes a cache, under its lock; a writer that is dropped before publishing removes what it wrote."""
 
-    def __init__(self, folder: Path, key: str):
-        self._target = folder / key
+    def __init__(self, folder: Path, key: str, count: int | None):
+        self._target, self._count = folder / key, count
         self._path = Path(tempfile.mkdtemp(prefix=key + _WRITING, dir=folder))
-        self._remove = weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
-        self._file = tf.io.TFRecordWriter(str(self._path / ROWS))
-        self.count = self.size = 0  # examples and bytes written
-        self._rows = 1  # examples in each record but the last
+        self._file = open(self._path / ROWS, "wb")  # noqa: SIM115  closed by `publish` and `drop`
+        self.drop = weakref.finalize(self, _discard, self._file, self._path)
+        """Removes what is not published; a second call does nothing."""
+        self._table = np.zeros((count or 1024, 3), np.int64)  # of each position: its row's start, end and sum
+        self._written = self._end = 0  # rows, and their bytes
 
-    def write(self, record: bytes, count: int) -> None:
-        """Writes a record of so many examples; raises an OSError or tf.errors.OpError if it cannot."""
-        self._file.write(record)
-        self.count += count
-        self._rows = max(self._rows, count)
-        self.size += len(record)
+    def write(self, positions: Any, rows: Any, sums: Any) -> None:
+        """Writes rows at positions that may have been written before; raises an OSError if it cannot.
+
+        Args:
+            positions: int64 (rows,).
+            rows: uint8 (rows, bytes), or objects of bytes (rows,).
+            sums: What `tf.fingerprint` says of each, uint8 (rows, 8).
+        """
+        if len(self._table) <= positions.max():
+            more = np.zeros((2 * int(positions.max()), 3), np.int64)
+            more[: len(self._table)] = self._table
+            self._table = more
+        new = self._table[positions, 1] == 0
+        rows, positions = rows[new], positions[new]
+        lengths = [rows.shape[1]] * len(rows) if rows.ndim > 1 else list(map(len, rows))
+        ends = self._end + np.cumsum(lengths, dtype=np.int64)
+        self._file.write(rows.data if rows.ndim > 1 else b"".join(rows))
+        self._table[positions] = np.stack([ends - lengths, ends, sums[new].view(np.int64)[:, 0]], axis=1)
+        self._written += len(rows)
+        self._end += sum(lengths)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes on disk."""
+        return self._end + _TABLE_ROW * self._written
+
+    def is_whole(self, *, ended: bool = False) -> bool:
+        """Whether all examples are written; if their number is not known, only once the source has `ended`."""
+        return self._written == self._count or (ended and bool(self._table[: self._written, 1].all()))
 
     def publish(self, what: str) -> None:
-        """Makes the whole cache visible; raises an OSError or tf.errors.OpError if it cannot.
+        """Makes the whole cache visible; raises an OSError if it cannot.
 
         `what` describes the content, for readers of the folder.
         """
         self._file.close()
-        rows = self._path / ROWS  # not synced: after a crash of the machine, checksums reveal lost records
-        counts = {"format": FORMAT, "count": self.count, "rows": self._rows, "bytes": rows.stat().st_size}
-        index = counts | {"checksum": _checksum(self._target, counts), "what": what, "made": time.time()}
+        table = self._table[: self._written].tobytes()
+        (self._path / TABLE).write_bytes(table)  # not synced, as the rows: after a crash, sums reveal what is lost
+        sizes = {"format": FORMAT, "count": self._written, "bytes": self.size, "table": zlib.crc32(table)}
+        index = sizes | {"checksum": _checksum(self._target, sizes), "what": what, "made": time.time()}
         (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")
         sync(self._path / INDEX)
         os.chmod(self._path, 0o755)  # others may read it; mkdtemp allows nobody
@@ -103,11 +130,56 @@ class Writer:
         sync(self._target.parent)
         self.drop()
 
-    def drop(self) -> None:
-        """Removes what is not published; a second call does nothing."""
-        with contextlib.suppress(OSError, tf.errors.OpError):
-            self._file.close()
-        self._remove()
+
+class Reader:
+    """Reads the rows of a whole cache, which may be removed meanwhile."""
+
+    def __init__(self, path: Path, index: dict[str, Any]):
+        """Raises an OSError if the cache is gone, and a ValueError if its table is damaged."""
+        table = (path / TABLE).read_bytes()
+        if zlib.crc32(table) != index["table"]:
+            raise ValueError("the table of its rows is damaged")
+        self.index = index
+        self._table = np.frombuffer(table, np.int64).reshape(-1, 3)
+        self._file = os.open(path / ROWS, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def read(self, size: int | None, positions: Any) -> tuple[Any, Any]:
+        """Returns the rows at positions, and their sums; raises an OSError if it cannot read them.
+
+        Args:
+            size: Bytes of a row; None if they differ.
+            positions: int64 (rows,).
+
+        Returns:
+            uint8 (rows, size), or objects of bytes (rows,); and uint8 (rows, 8).
+        """
+        starts, ends, sums = self._table[positions].T
+        first, span = starts.min(), ends.max() - starts.min()
+        # A call takes as long as it takes to copy some kilobytes.
+        together = span <= max(_CALL_BYTES * len(starts), 2 * (ends - starts).sum())
+        block = self._at(first, span) if together else b""
+        if size is not None and together:
+            rows = np.frombuffer(block, np.uint8).reshape(-1, size)[(starts - first) // size]
+        elif size is not None:
+            rows = np.empty((len(starts), size), np.uint8)
+            for row, start in zip(rows, starts.tolist(), strict=True):
+                if os.preadv(self._file, [row.data], start) < size:
+                    raise OSError("it is cut")
+        else:
+            places = zip(starts.tolist(), ends.tolist(), strict=True)
+            rows = np.empty(len(starts), object)
+            rows[:] = [
+                block[start - first : end - first] if together else self._at(start, end - start)
+                for start, end in places
+            ]
+        return rows, np.ascontiguousarray(sums).view(np.uint8).reshape(-1, 8)
+
+    def _at(self, start: int, size: int) -> bytes:
+        found = os.pread(self._file, size, start)
+        if len(found) < size:
+            raise OSError("it is cut")
+        return found
 
 
 def default_folder() -> Path:
@@ -201,18 +273,19 @@ def make_room(folder: Path, key: str, needed_bytes: int | None, limit_bytes: int
 
 
 def read_index(path: Path) -> dict[str, Any] | None:
-    """Returns the index of a cache, or None if it is missing, or its file has the wrong size."""
+    """Returns the index of a cache, or None if it is missing, or a file has the wrong size."""
     try:
         index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-        whole = index["checksum"] == _checksum(path, index) and (path / ROWS).stat().st_size == index["bytes"]
-        return index if whole and index["format"] == FORMAT else None
+        whole = index["checksum"] == _checksum(path, index) and index["format"] == FORMAT
+        size = sum((path / name).stat().st_size for name in (ROWS, TABLE))
+        return index if whole and size == index["bytes"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _checksum(path: Path, index: dict[str, Any]) -> int:
     """Returns the checksum of what an index says of the records, for the cache of this path."""
-    return zlib.crc32(repr([path.name, *(index[name] for name in ("format", "count", "rows", "bytes"))]).encode())
+    return zlib.crc32(repr([path.name, *(index[name] for name in ("format", "count", "bytes", "table"))]).encode())
 
 
 def _remove(caches: list[WholeCache], excess: float | None) -> int:
@@ -261,6 +334,12 @@ def _leftovers(folder: Path, key: str) -> list[Path]:
     """Returns what dead writers left, and damaged caches; the holder of the lock may remove them."""
     found = [path for path in folder.glob(key + "*") if path.is_dir()]
     return [path for path in found if path.name != key or read_index(path) is None]
+
+
+def _discard(file: Any, path: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.close()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _unlock(path: Path, handle: int) -> None:

@@ -33,8 +33,8 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
             "Pass cache_key='…', a text that you change whenever the data change, or a Source with fingerprint=."
         )
     data = "cache_key" if source.fingerprint is None else _of_values(source.fingerprint(), options)
-    by_position = reads_by_position(options, facts)
-    order = [part_seed(options.seed or 0, "mix"), by_position] if options.shuffle else None
+    # What is read by position lies in the source's own order, however it is shuffled.
+    mixed = options.shuffle and not reads_by_position(options, facts)
     cropped = options.crop is not None and not options.crop.random
     stages = ["decode", *["crop"] * cropped, *["transform"] * (cache.after == "transform")]
     parts: list[Any] = [
@@ -42,7 +42,7 @@ def cache_key(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> str
         ("TensorFlow", tf.__version__),
         ("spec", sample.example_spec if cache.after == "transform" else sample.decoded_spec),
         ("sample", sample.digest),
-        ("order", order),
+        ("order", part_seed(options.seed or 0, "mix") if mixed else None),
         ("count", facts.count),
         ("remainder", options.batch_size if options.remainder == "drop" and not options.shuffle else None),
         ("key", options.cache_key),

@@ -1,7 +1,6 @@
-"""What each iteration of a cached dataset reads and writes. Nothing here raises: a cache must not end a training."""
+"""What the iterations of a cached dataset read and write. Nothing here raises: a cache must not end a training."""
 
 import contextlib
-import hashlib
 import logging
 import os
 import threading
@@ -11,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfopt.pipelines.cache.folder import INDEX, ROWS, Lock, Writer, make_room, read_index
+from tfopt.pipelines.cache.folder import INDEX, Lock, Reader, Writer, make_room, read_index
 
-_WRITERS = 3  # at a time: one for the epoch, the others for iterations that may be abandoned
-_FAILURES = (OSError, ValueError, tf.errors.OpError)
 _log = logging.getLogger("tfopt")
 _guard = threading.RLock()  # one for all: a pipeline may take the lock from another one in its process
 _stores: "weakref.WeakSet[Store]" = weakref.WeakSet()  # of this process
@@ -25,9 +21,9 @@ _stores: "weakref.WeakSet[Store]" = weakref.WeakSet()  # of this process
 class Store:
     """A cache on disk under its key.
 
-    Each iteration of the dataset is a session with a number. It reads the file `begin` returns, reports in
-    `end_of_rows` how far that went, and takes the rest from the source. If there was no file, it also writes; the first
-    complete session is published.
+    Each iteration of the dataset is a session with a number. If the cache is whole when it begins, it reads rows up to
+    the first that is damaged, and takes the rest from the source. Whatever it takes from there it writes; once all
+    examples are written, by as many iterations as it takes, they are published.
     """
 
     def __init__(
@@ -44,133 +40,124 @@ class Store:
         self._find_key = find_key
         self._expected_bytes, self._limit_bytes = expected_bytes, limit_bytes
         self._sessions = 0
-        self._given: dict[int, int] = {}  # how many examples a damaged file gave, until the session goes on
+        self._given: dict[int, int] = {}  # how many examples sessions had of the cache
+        self._damaged: set[int] = set()  # sessions that met a damaged row
+        self._reader: Reader | None = None
         self._lock: Lock | None = None
-        self._writers: dict[int, Writer] = {}
+        self._writer: Writer | None = None
         self._given_up = self._warned = False
         _stores.add(self)
-
-    @property
-    def tag(self) -> int:
-        """A number to which each of its records adds its position."""
-        return int.from_bytes(hashlib.sha256(self._key.encode()).digest()[:8]) >> 2
 
     @property
     def path(self) -> Path:
         """The folder of this cache."""
         return self._folder / self._key
 
-    def begin(self) -> tuple[int, Any, int, int, int]:
-        """Begins a session.
-
-        Returns its number; an array of the file to read; how many examples that holds; the end of its records' marks,
-        which begin with the tag; and how far these are apart. Without a whole cache, the array is empty and the number
-        of examples -1.
-        """
+    def begin(self) -> tuple[int, int]:
+        """Begins a session; returns its number, and how many examples the cache holds, -1 if there is no whole one."""
         with _guard:
             self._sessions += 1
-            whole = self._whole()
-            if whole is None:
-                return self._sessions, np.array([], dtype=object), -1, self.tag, 1
+            if not self._find():
+                return self._sessions, -1
             with contextlib.suppress(OSError):
                 os.utime(self.path / INDEX)  # the caches used least recently make room first
-            count, step = whole
-            return (
-                self._sessions,
-                np.array([os.fsencode(self.path / ROWS)], dtype=object),
-                count,
-                self.tag + count,
-                step,
-            )
+            return self._sessions, self._reader.index["count"]  # type: ignore[union-attr]
 
-    def end_of_rows(self, session: int, mark: int) -> bool:
-        """Notes that the record of this mark is damaged or missing in the file of a session; returns False."""
-        with _guard:
-            self._given[session] = mark - self.tag
-        return False
+    def read(self, size: int | None, positions: Any) -> tuple[Any, Any]:
+        """Returns rows and their sums, as `Reader.read` does; those of a disk that fails do not match."""
+        try:
+            return self._reader.read(size, positions)  # type: ignore[union-attr]
+        except OSError as error:
+            _log.warning("Cannot read the cache %s (%s).", self.path, error)
+            rows = np.full(len(positions), b"", object) if size is None else np.zeros((len(positions), size), np.uint8)
+            return rows, np.zeros((len(positions), 8), np.uint8)
+
+    def gives(self, session: int, rows: int, good: bool) -> bool:
+        """Counts rows that a session gives; returns False if they are not `good`, which ends what the cache gives."""
+        session = int(session)
+        if good:
+            self._given[session] = self._given.get(session, 0) + int(rows)
+        else:
+            self._damaged.add(session)
+        return good
 
     def go_on(self, session: int, held: int) -> tuple[Any, bool]:
-        """Returns where in the source a session goes on, an empty array if nothing is left, and whether it writes.
+        """Returns after how many examples a session goes on with the source, in an array, and whether it writes.
 
-        `held` is how many examples its file holds, -1 if there was none.
+        The array is empty if nothing is left. `held` is what `begin` returned.
         """
         with _guard:
-            position = self._given.pop(session, None)
-            if held < 0:
-                return np.array([0]), self._start_writing(session)
-            if position is None:
+            session = int(session)
+            given = self._given.pop(session, 0)
+            if held >= 0 and session not in self._damaged:
                 return np.array([], np.int64), False
-            _log.warning(
-                "The cache %s is damaged at example %d: the source is read from there on, and the cache will be "
-                "rewritten.",
-                self.path,
-                position,
-            )
-            with contextlib.suppress(OSError):
-                (self.path / INDEX).unlink()
-            return np.array([position]), False
+            if held >= 0:
+                self._damaged.remove(session)
+                _log.warning(
+                    "The cache %s is damaged: after %d examples the source is read, and the cache will be rewritten.",
+                    self.path,
+                    given,
+                )
+                with contextlib.suppress(OSError):
+                    (self.path / INDEX).unlink()
+            return np.array([given]), self._starts_writing()
 
-    def write(self, session: int, record: bytes, count: int) -> None:
-        """Writes the next record of a session, of so many examples, if it still writes."""
+    def write(self, positions: Any, rows: Any, sums: Any) -> int:
+        """Writes rows, as `Writer.write` does, and publishes the cache once it is whole; returns 0."""
         with _guard:
-            writer = self._writers.get(session)
-            if writer is None:
-                return
             try:
-                if self._limit_bytes is not None and writer.size + len(record) > self._limit_bytes:
-                    raise OSError(f"it exceeds the limit of {self._limit_bytes:,} bytes")
-                writer.write(record, count)
-                if writer.count == self.count:
-                    self._publish(writer)
-            except _FAILURES as error:
+                if self._writer is not None:
+                    self._writer.write(positions, rows, sums)
+                    if self._limit_bytes is not None and self._writer.size > self._limit_bytes:
+                        raise OSError(f"it exceeds the limit of {self._limit_bytes:,} bytes")
+                    self._publish(ended=False)
+            except OSError as error:
                 self._give_up(error)
+        return 0
 
-    def end_of_source(self, session: int) -> int:
-        """Publishes what a session wrote, if the number of examples is known only now; returns 0."""
+    def end_of_source(self) -> int:
+        """Publishes what is written, if the number of examples is known only now; returns 0."""
         with _guard:
-            writer = self._writers.get(session)
             try:
-                if writer is not None and self.count is not None:
-                    raise OSError(f"the source gave {writer.count} examples instead of {self.count}")
-                if writer is not None:
-                    self._publish(writer)
-            except _FAILURES as error:
+                self._publish(ended=True)
+            except OSError as error:
                 self._give_up(error)
         return 0
 
     def stop_writing(self) -> None:
         """Drops what is being written, and unlocks."""
         with _guard:
-            while self._writers:
-                self._writers.popitem()[1].drop()
+            if self._writer is not None:
+                self._writer.drop()
             if self._lock is not None:
                 self._lock.release()
-                self._lock = None
+            self._writer = self._lock = None
 
-    def _whole(self) -> tuple[int, int] | None:
-        """Returns how many examples the whole cache and each of its records hold, or None."""
+    def _find(self) -> bool:
+        """Whether there is a whole cache, which `_reader` then reads."""
         index = read_index(self.path)
         if index is None or self.count not in (None, index["count"]):
-            return None
-        return index["count"], index["rows"]
+            return False
+        if self._reader is None or self._reader.index != index:
+            try:
+                self._reader = Reader(self.path, index)
+            except (OSError, ValueError):
+                with contextlib.suppress(OSError):
+                    (self.path / INDEX).unlink()
+                return False
+        return True
 
-    def _start_writing(self, session: int) -> bool:
-        if self._given_up or self._whole() is not None:  # another session was first
+    def _starts_writing(self) -> bool:
+        if self._given_up or self._find():  # another iteration was first
             return False
         try:
-            if not self._take_lock():
-                return False
-            if len(self._writers) >= _WRITERS:  # abandoned iterations, as Keras abandons the first of each epoch
-                shortest = min(self._writers, key=lambda number: (self._writers[number].count, -number))
-                self._writers.pop(shortest).drop()
-            self._writers[session] = Writer(self._folder, self._key)
-        except _FAILURES as error:
+            if self._writer is None and self._take_lock():
+                self._writer = Writer(self._folder, self._key, self.count)
+        except OSError as error:
             self._give_up(error)
-        return session in self._writers
+        return self._writer is not None
 
     def _take_lock(self) -> bool:
-        if self._lock is not None:
-            return True
         lock = Lock.take(self._folder, self._key)
         if lock is None:
             for other in [store for store in _stores if store is not self and store.path == self.path]:
@@ -185,7 +172,9 @@ class Store:
         make_room(self._folder, self._key, self._expected_bytes, self._limit_bytes)
         return True
 
-    def _publish(self, writer: Writer) -> None:
+    def _publish(self, *, ended: bool) -> None:
+        if self._writer is None or not self._writer.is_whole(ended=ended):
+            return
         try:
             unchanged = self._find_key() == self._key
         except Exception:  # noqa: BLE001 - whatever reading the user's objects and files raises by now
@@ -194,11 +183,10 @@ class Store:
             raise OSError(
                 "its data, or what its functions use, have changed since the pipeline was built; build it again"
             )
-        writer.publish(self._what)
+        self._writer.publish(self._what)
         self.stop_writing()
 
     def _give_up(self, error: Exception) -> None:
         self._given_up = True
         self.stop_writing()
-        said = error.message if isinstance(error, tf.errors.OpError) else error
-        _log.warning("Cannot write the cache %s (%s): the source is read in every epoch.", self.path, said)
+        _log.warning("Cannot write the cache %s (%s): the source is read in every epoch.", self.path, error)

@@ -249,7 +249,7 @@ def _is_mixed(options: PipelineOptions, source: Source, sample: Sample, count: i
     """
     if not options.shuffle or count is None:
         return False
-    by_position = source.at is not None and options.service is None and options.cache_folder is None
+    by_position = source.at is not None and options.service is None
     if by_position or options.cache in ("memory", "device"):
         return True
     # The largest that the shuffle's buffer may hold, wherever it stands.

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.pipelines.cache.cached_dataset import cached
+from tfopt.pipelines.cache.cached_dataset import Cached
 from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.cache.key import cache_key, expect_one_order
+from tfopt.pipelines.cache.rows import Rows
 from tfopt.pipelines.cache.store import Store
 from tfopt.pipelines.device.device_stage import refusing
 from tfopt.pipelines.inspection.facts import Facts
@@ -76,7 +77,7 @@ class Cache(Stage):
     facts: Facts
 
     def apply(self, flow: Flow) -> None:
-        """Reads the examples from the cache, or writes them to it on the way."""
+        """Keeps the examples; the shuffle reads those of a cache on disk, in its order."""
         options, facts, choice = self.options, self.facts, self.choice
         if facts.raw_examples:  # else the last function checks them
             flow.check = facts.check
@@ -98,8 +99,9 @@ class Cache(Stage):
             saved = facts.sample.seconds(choice.after)
             # No batch waits for more examples than its own, or for more than a moment.
             at_once = max(options.batch_size, int(_AT_ONCE_SECONDS / max(saved, 1e-9)))
-            spec = prepare(flow.dataset).element_spec
-            flow.dataset = cached(store, spec, flow.dataset, prepare, at_once=at_once)
+            rows = Rows(prepare(flow.dataset).element_spec)
+            at = facts.source.at if facts.count is not None else None
+            flow.cached = Cached(store, flow.dataset, at, prepare, rows, options.batch_size, at_once)
 
     def summary(self) -> dict[str, Any]:
         """Returns where the cache is, and its key."""

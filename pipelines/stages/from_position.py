@@ -98,8 +98,11 @@ def _how(position: Position, stages: Sequence[Stage]) -> str:
         return ways[parts[0].name] if same else "; ".join(f"{name}: {way}" for name, way in ways.items())
     on = next(stage.choice.on for stage in stages if isinstance(stage, Cache))
     read = next(stage for stage in stages if isinstance(stage, Read))
-    if on == "device" or (on is None and read.ordered and read.skips):
+    on_disk = on not in (None, "device", "memory")
+    if on == "device" or (read.skips and (on_disk or (on is None and read.ordered))):
         return "examples before it are not read"
+    if on_disk:
+        return "examples before it in its epoch are not read from the cache; to write it, they are read and dropped"
     if on is not None:
         return "examples before it in its epoch are read for the cache, and dropped"
     return "examples before it in its epoch are read and dropped"

@@ -85,10 +85,7 @@ class Read(Stage):
             return flow.begin(self._behind, count)
         if flow.epoch is None:
             return flow.begin_numbers(lambda start: permuted(count, Draw("files").key(start)), count)
-        epoch, readings = flow.epoch, flow.epoch.readings
-        if readings.times == 1:
-            return permutation(count, epoch.key("files"), skipped=readings.skipped)
-        return readings.each(lambda reading: permutation(count, epoch.key("files", reading)))
+        return _permutation(count, flow.epoch)
 
     def _behind(self, epoch: Epoch) -> Any:
         order = permutation(self.count or 0, epoch.lasting_key("mix"))
@@ -99,7 +96,7 @@ class Read(Stage):
         """Returns which elements are read in each epoch, in the source's own order."""
         count = self.used or 0
         return (
-            self._sequence(flow.epoch)
+            _sequence(count, flow.epoch)
             if flow.epoch is not None
             else flow.begin_numbers(lambda _: np.arange(count), count)
         )
@@ -132,11 +129,7 @@ class Read(Stage):
         if source.at is None or self.used is None:
             return begun
         is_moved = tf.greater(tf.cast(epoch.readings.skipped, tf.int64), 0)
-        return either(is_moved, source.at(self._sequence(epoch)), begun)
-
-    def _sequence(self, epoch: Epoch) -> Any:
-        readings, count = epoch.readings, self.used or 0
-        return sequence(count, skipped=readings.skipped) if readings.times == 1 else readings.again(sequence(count))
+        return either(is_moved, source.at(_sequence(self.used, epoch)), begun)
 
     def in_own_order(self) -> "Read":
         """Returns the stage without any order but the source's."""
@@ -178,16 +171,24 @@ class Shuffle(Stage):
     rests: bool  # whether the first epoch keeps the order of the elements, which are shuffled as they come
 
     def apply(self, flow: Flow) -> None:
-        """Shuffles, differently on every iteration."""
-        elements = flow.flush()
+        """Shuffles, differently on every iteration; examples of a cache on disk by their positions."""
+        elements, cached = flow.flush(), flow.cached
         shuffles = self.buffer and not self.drawn
+        if cached is not None:
+            flow.cached = None
+            if cached.at is None:
+                flow.dataset = cached.in_order(flow.begin, self._shuffled if shuffles else _again)
+            else:
+                drawn = _permutation if self.buffer else _sequence
+                flow.dataset = cached.by_position(flow.begin, partial(drawn, cached.store.count))
+            return
         if flow.is_served:
             flow.dataset = shuffle_anew(elements, self.buffer) if shuffles else elements
         elif shuffles:
             # Where the first epoch is not shuffled, no buffer asks for the end.
             flow.dataset = flow.begin(partial(self._shuffled, elements), _length(elements), ends=self.rests)
         elif not flow.has_begun:
-            flow.dataset = flow.begin(lambda epoch: epoch.readings.again(elements), _length(elements), ends=True)
+            flow.dataset = flow.begin(partial(_again, elements), _length(elements), ends=True)
 
     def _shuffled(self, elements: Any, epoch: Epoch) -> Any:
         # One more than there may be, so that the end is asked for: a cache in memory is whole only then.
@@ -197,6 +198,25 @@ class Shuffle(Stage):
     def summary(self) -> dict[str, object]:
         """Returns the buffer's size."""
         return {"shuffle_buffer": self.buffer}
+
+
+def _again(elements: Any, epoch: Epoch) -> Any:
+    """Returns elements in their own order for each reading of an epoch."""
+    return epoch.readings.again(elements)
+
+
+def _permutation(count: int, epoch: Epoch) -> Any:
+    """Returns the numbers below `count` in another random order for each reading of each epoch."""
+    readings = epoch.readings
+    if readings.times == 1:
+        return permutation(count, epoch.key("files"), skipped=readings.skipped)
+    return readings.each(lambda reading: permutation(count, epoch.key("files", reading)))
+
+
+def _sequence(count: int, epoch: Epoch) -> Any:
+    """Returns the numbers below `count` in their own order for each reading of an epoch."""
+    readings = epoch.readings
+    return sequence(count, skipped=readings.skipped) if readings.times == 1 else readings.again(sequence(count))
 
 
 def _drawn(epoch: Epoch) -> Any:
@@ -223,12 +243,13 @@ def plan_reading(options: PipelineOptions, facts: Facts, cache: CacheChoice) -> 
     # What is cached on disk has one order, for later runs too.
     seed = options.seed or 0 if cache.folder is not None else options.seed
     permuted = ""
-    if cache.on != "device" and reads_by_position(options, facts):
+    by_position = reads_by_position(options, facts)
+    if by_position and cache.on != "device" and cache.folder is None:
         uncached = "behind" if keeps_one_order(options, facts, cache) else "each"
         permuted = uncached if cache.on is None else "one"
     elif reads_in_pools(options, facts, cache):
         permuted = "each"
-    shuffled = bool(options.shuffle) and source.shuffled is not None and not permuted
+    shuffled = bool(options.shuffle) and source.shuffled is not None and not permuted and not by_position
     read = Read(
         name="read",
         setting=source.name,
@@ -260,7 +281,7 @@ def plan_shuffle(options: PipelineOptions, facts: Facts, cache: Cache) -> Shuffl
     buffer, reason, first = _decide_shuffle(options, facts, choice)
     reason += "; the first epoch comes in the order of the mix" if rests else ""
     in_pools = reads_in_pools(options, facts, choice)
-    drawn = in_pools or choice.on == "device" or (choice.on is None and reads_by_position(options, facts))
+    drawn = in_pools or choice.on == "device" or (choice.on != "memory" and reads_by_position(options, facts))
     held = "pools of about" if in_pools else "all" if drawn else "buffer of"
     return Shuffle(
         name="shuffle",
@@ -311,7 +332,7 @@ def _decide_shuffle(options: PipelineOptions, facts: Facts, cache: CacheChoice) 
     permuted = reads_by_position(options, facts)
     if options.balance is not None:
         return facts.count or 0, "within each class, by position", True
-    if cache.on is None and permuted:
+    if permuted and cache.on != "memory":
         reason = "each epoch is one permutation of all examples, drawn at once (8 bytes each), and read by position"
         return facts.count or 0, reason, True
     # A random crop takes its seed from the example's place in the epoch, so it follows the shuffle in any case.

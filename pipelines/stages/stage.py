@@ -83,6 +83,7 @@ class Flow:
     is_served: bool = False  # whether a tf.data service makes it, and draws anew for each epoch
     number: int | None = None  # of the part of a mixture
     dataset: Any = None
+    cached: Any = None  # the `Cached` examples of the dataset's elements, which wait for their order
     epoch: Epoch | None = None  # the only one that this is, as of the part of a mixture, which is made within one
     size: int = 1  # examples in a batch
     window: int = 1  # batches that are left out together; others are made and dropped
@@ -106,6 +107,7 @@ class Flow:
             place=self.place,
             number=self.number,
             dataset=self.flush(),
+            cached=self.cached,
             epoch=epoch,
             outside=self.outside,
             _is_raw=self._is_raw,

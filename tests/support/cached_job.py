@@ -17,9 +17,9 @@ from tfopt.pipelines import plan_pipeline
 from tfopt.pipelines.stages import example_stages
 
 COUNT = 300
-ROWS = 10  # examples in a record: those of a batch, however quick they are
-RECORD_BYTES = 12 + 64 + ROWS * 64 * 8 + 4
-example_stages._AT_ONCE_SECONDS = 0.0
+BATCH = 10
+ROW_BYTES = 64 * 8
+example_stages._AT_ONCE_SECONDS = 0.0  # a batch is written by itself, however quick its examples are
 EXPECTED = [2 * row for row in range(COUNT)]
 
 
@@ -35,7 +35,7 @@ def twice(row):
 def plan(folder, first=0):
     rows = np.arange(first, first + COUNT, dtype=np.int64)
     options = {"cache": os.fspath(folder), "cache_key": "twice"}  # which stands for the Python code
-    return plan_pipeline(rows, batch_size=ROWS, training=False, transform=twice, **options)
+    return plan_pipeline(rows, batch_size=BATCH, training=False, transform=twice, **options)
 
 
 def numbers(dataset):

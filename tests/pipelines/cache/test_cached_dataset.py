@@ -1,3 +1,5 @@
+"""Examples of every kind through rows, and through the dataset of a cache."""
+
 import itertools
 
 import numpy as np
@@ -5,31 +7,29 @@ import pytest
 import tensorflow as tf
 from quick import first_quick
 
-from tfopt.pipelines.cache.cached_dataset import RecordFormat, cached
+from tfopt.pipelines.cache.cached_dataset import Cached
 from tfopt.pipelines.cache.folder import read_index
+from tfopt.pipelines.cache.rows import Rows
 from tfopt.pipelines.cache.store import Store
 
-DTYPES = [
-    "bool",
-    "uint8",
-    "int16",
-    "int32",
-    "int64",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-]
-
-
-def stored(example, spec=None, tag=3, position=7):
-    """The example behind a record, and the record."""
-    rows = RecordFormat(spec or tf.nest.map_structure(tf.type_spec_from_value, example), tag)
-    tensors = [tensor.numpy() for tensor in tf.function(rows.flatten)(example)]
-    record = rows.pack(position, tensors)
-    return tf.function(rows.unpack)(tf.constant(record)), record, rows
+PARTS = {
+    "scalar": lambda row: tf.cast(row, tf.float64),
+    "bool": lambda row: tf.equal(row % [2, 3, 5], 0),
+    "bytes": lambda row: tf.cast(row + tf.range(7, dtype=tf.int64), tf.uint8),
+    "half": lambda row: tf.cast(row, tf.float16) * tf.ones((2,), tf.float16),
+    "wide": lambda row: tf.cast(row, tf.bfloat16) * tf.ones((3, 2), tf.bfloat16),
+    "complex": lambda row: tf.complex(tf.cast(row, tf.float32), [1.0, -1.0]),
+    "unsigned": lambda row: tf.cast(row, tf.uint64) + 2**63,
+    "empty": lambda row: tf.zeros((0, 3)),
+    "text": lambda row: tf.strings.join([tf.strings.as_string(row), "ä"]),
+    "texts": lambda row: tf.repeat(tf.strings.as_string(row), row % 3),
+    "unknown": lambda row: tf.ones((row % 3, 2)) * 2,
+    "nothing": lambda row: tf.ones((row % 3, 0)),
+    "ragged": lambda row: tf.RaggedTensor.from_row_lengths(tf.range(row % 4), [row % 4]),
+    "sparse": lambda row: tf.sparse.from_dense([row, 0, 2]),
+}
+ALONE = ("empty", "text", "texts", "unknown", "nothing", "ragged", "sparse")
+TOGETHER = [tuple(name for name in PARTS if name not in ALONE), *(("bytes", alone) for alone in ALONE)]
 
 
 def same(found, expected):
@@ -37,120 +37,73 @@ def same(found, expected):
     return all(a.dtype == b.dtype and np.array_equal(a.numpy(), b.numpy()) for a, b in parts)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (5,), (3, 0, 2), (7, 9)])
-def test_every_type_comes_back(dtype, shape):
-    values = tf.cast(tf.reshape(tf.range(np.prod(shape, dtype=int) or 1) % 3, shape if 0 not in shape else (1,)), dtype)
-    example = values if 0 not in shape else tf.zeros(shape, dtype)
-    found, _, _ = stored(example)
-    assert same(found, example)
-    assert found.shape == example.shape
+def examples_of(rows, parts):
+    return rows.map(lambda row: ({name: PARTS[name](row) for name in parts}, row))
 
 
-def test_nested_examples_come_back():
-    example = (
-        {"image": tf.constant(np.arange(12, dtype=np.uint8).reshape(3, 4)), "name": tf.constant("ä")},
-        (tf.constant(["a", ""]), tf.constant(2.5)),
-        tf.ragged.constant([[1], [2, 3], []]),
-        tf.sparse.from_dense([0, 5, 0]),
-    )
-    found, _, _ = stored(example)
-    tf.nest.assert_same_structure(found, example, expand_composites=True)
-    assert same(found, example)
+def opened(folder, count, spec, prepare, batch_size=10, at_once=10):
+    """A dataset of cached examples of the rows below `count`, in their order."""
+    store = Store(folder, lambda: "tfopt-" + "0" * 64, count=count, expected_bytes=None, limit_bytes=None, what="")
+    cached = Cached(store, tf.data.Dataset.range(count), None, prepare, Rows(spec), batch_size, at_once)
+    return cached.in_order(lambda made, *_, **__: made(None), lambda elements, _: elements)
 
 
-def test_unknown_dimensions_are_stored_with_the_example():
-    spec = (tf.TensorSpec((None, None, 3), tf.uint8), tf.TensorSpec((None,)))
-    example = (tf.ones((4, 5, 3), tf.uint8), tf.zeros((0,)))
-    found, _, _ = stored(example, spec)
-    assert same(found, example)
+@pytest.mark.parametrize("parts", TOGETHER, ids=lambda parts: parts[-1])
+def test_every_kind_of_example_comes_back_from_its_row(parts):
+    numbers = tf.data.Dataset.range(6)
+    plain = examples_of(numbers, parts)
+    rows = Rows(plain.element_spec)
+    assert (rows.size is None) == (parts[-1] in ALONE)
+    packed = (plain if rows.size is None else plain.batch(4)).map(lambda *example: rows.pack(example))
+    alone = packed.unbatch() if rows.size is None else packed
+    found = alone.map(rows.unpack)
+    found = found if rows.size is None else found.unbatch()
+    assert found.element_spec == plain.element_spec
+    pairs = list(zip(found, plain, strict=True))
+    assert len(pairs) == 6
+    assert all(same(*pair) for pair in pairs)
 
 
 def test_an_unknown_rank_is_refused():
     with pytest.raises(ValueError, match="Expected tensors of known rank"):
-        RecordFormat(tf.TensorSpec(None), 1)
-
-
-def test_a_record_is_known_by_its_position_and_its_cache():
-    example = tf.constant([1.0, 2.0])
-    _, record, rows = stored(example)
-    assert rows.is_at(record, 3 + 7)
-    assert not rows.is_at(record, 3 + 8)
-    assert not RecordFormat(tf.TensorSpec((2,)), 4).is_at(record, 4 + 7)
-    assert not any(rows.is_at(rows.nowhere(), 3 + position) for position in range(3))
-
-
-PARTS = {
-    "scalar": lambda row: tf.cast(row, tf.float64),
-    "bool": lambda row: tf.equal(row % [2, 3, 5], 0),
-    "bytes": lambda row: tf.cast(row + tf.range(7, dtype=tf.int64), tf.uint8),
-    "wide": lambda row: tf.cast(row, tf.bfloat16) * tf.ones((3, 2), tf.bfloat16),
-    "complex": lambda row: tf.complex(tf.cast(row, tf.float32), [1.0, -1.0]),
-    "unsigned": lambda row: tf.cast(row, tf.uint64) + 2**63,
-    "empty": lambda row: tf.zeros((0, 3)),
-    "text": lambda row: tf.strings.as_string(row),
-    "unknown": lambda row: tf.ones((row % 3, 2)) * 2,
-    "nothing": lambda row: tf.ones((row % 3, 0)),
-    "ragged": lambda row: tf.RaggedTensor.from_row_lengths(tf.range(row % 4), [row % 4]),
-    "sparse": lambda row: tf.sparse.from_dense([row, 0, 2]),
-}
-ALONE = ("empty", "text", "unknown", "nothing", "ragged", "sparse")
-
-
-TOGETHER = [tuple(name for name in PARTS if name not in ALONE), *(("bytes", alone) for alone in ALONE)]
+        Rows(tf.TensorSpec(None))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("at_once", "parts"), first_quick(itertools.product((7, 1, 1000), TOGETHER), 2, every=3))
-def test_examples_come_back_in_order_many_to_a_record_or_alone(tmp_path, parts, at_once):
+def test_examples_come_back_in_order_and_are_computed_once(tmp_path, parts, at_once):
     calls = itertools.count()
-
-    def transform(row):
-        return {name: PARTS[name](row) for name in parts}, row
-
-    def counted(elements):
-        counts = elements.map(lambda row: tf.ensure_shape(tf.numpy_function(count, [row], tf.int64), ()))
-        return counts.map(transform)
 
     def count(row):
         next(calls)
         return row
 
-    store = Store(tmp_path, lambda: "tfopt-" + "0" * 64, count=60, expected_bytes=None, limit_bytes=None, what="")
-    plain = tf.data.Dataset.range(60).map(transform)
-    dataset = cached(store, plain.element_spec, tf.data.Dataset.range(60), counted, at_once=at_once)
+    def counted(elements):
+        return examples_of(
+            elements.map(lambda row: tf.ensure_shape(tf.numpy_function(count, [row], tf.int64), ())), parts
+        )
+
+    plain = examples_of(tf.data.Dataset.range(60), parts)
+    dataset = opened(tmp_path, 60, plain.element_spec, counted, at_once=at_once)
     assert dataset.element_spec == plain.element_spec
     for _ in range(3):
-        pairs = list(zip(dataset, plain, strict=True))
-        assert len(pairs) == 60
-        assert all(same(found, expected) for found, expected in pairs)
-    for another in (1, 5, 1000):  # another batch size, or another time for each, when it is read
-        read = cached(store, plain.element_spec, tf.data.Dataset.range(60), counted, at_once=another)
-        assert all(same(found, expected) for found, expected in zip(read, plain, strict=True))
+        assert all(same(*pair) for pair in zip(dataset, plain, strict=True))
+    for another in (1, 5, 1000):  # another batch size
+        read = opened(tmp_path, 60, plain.element_spec, counted, batch_size=another)
+        assert all(same(*pair) for pair in zip(read, plain, strict=True))
     assert next(calls) == 60
-    assert read_index(store.path)["rows"] == (1 if parts[-1] in ALONE else min(at_once, 60))
+    assert read_index(tmp_path / ("tfopt-" + "0" * 64))["count"] == 60
 
 
-def test_records_hold_a_mebibyte(tmp_path):
-    store = Store(tmp_path, lambda: "tfopt-" + "0" * 64, count=None, expected_bytes=None, limit_bytes=None, what="")
-    spec = tf.TensorSpec((300, 1000), tf.uint8)
-    rows = tf.data.Dataset.range(8)
-    dataset = cached(
-        store, spec, rows, lambda rows: rows.map(lambda i: tf.fill((300, 1000), tf.cast(i, tf.uint8))), at_once=99
-    )
-    for _ in range(2):
-        assert [int(row[-1, -1]) for row in dataset] == list(range(8))
-    assert read_index(store.path)["rows"] == 3
-
-
-def test_an_example_that_is_kept_does_not_keep_its_record(tmp_path):
-    """A shuffle's buffer of slices would hold many times its size."""
-    store = Store(tmp_path, lambda: "tfopt-" + "0" * 64, count=64, expected_bytes=None, limit_bytes=None, what="")
-    rows = tf.data.Dataset.range(64)
-    dataset = cached(
-        store, tf.TensorSpec((64,), tf.int64), rows, lambda rows: rows.map(lambda i: tf.fill((64,), i)), at_once=64
-    )
-    for _ in range(2):
-        starts = [row._numpy().__array_interface__["data"][0] for row in list(dataset)]
-        assert len(starts) == 64
-        assert len({after - before for before, after in itertools.pairwise(starts)}) > 1 or starts[1] - starts[0] != 512
+@pytest.mark.parametrize("size", [8, 5000, 300_000])  # many to a call, some one by one, few
+def test_rows_are_read_from_any_places_in_a_file(tmp_path, size):
+    spec = tf.TensorSpec((size,), tf.uint8)
+    dataset = opened(tmp_path, 50, spec, lambda rows: rows.map(lambda row: tf.fill((size,), tf.cast(row, tf.uint8))))
+    assert [int(row[-1]) for row in dataset] == list(range(50))
+    store = Store(tmp_path, lambda: "tfopt-" + "0" * 64, count=50, expected_bytes=None, limit_bytes=None, what="")
+    assert store.begin() == (1, 50)
+    for positions in ([0], [49, 0, 7, 7], np.random.default_rng(0).permutation(50), range(20, 40)):
+        rows, sums = store.read(size, np.array(positions, np.int64))
+        assert rows.shape == (len(positions), size)
+        assert [set(row.tolist()) for row in rows] == [{position} for position in positions]
+        np.testing.assert_array_equal(sums, tf.fingerprint(rows))

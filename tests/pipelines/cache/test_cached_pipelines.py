@@ -1,7 +1,6 @@
 """Pipelines with a cache on disk: which cache they use, and that they serve what they would without one."""
 
 import itertools
-import json
 import logging
 import os
 
@@ -59,20 +58,42 @@ def test_the_source_is_read_once(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "rows"), [(0.0, 10), (1000.0, 60)])
-def test_quick_examples_are_written_together_and_slow_ones_batch_by_batch(folder, monkeypatch, seconds, rows):
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_whatever_is_written_together_another_run_reads(folder, monkeypatch, seconds):
     monkeypatch.setattr("tfopt.pipelines.stages.example_stages._AT_ONCE_SECONDS", seconds)
-    assert (
-        epochs(build_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder))
-        == [list(range(1, 61))] * 3
-    )
-    index = json.loads(next(folder.glob("*/index.json")).read_text())
-    assert (index["count"], index["rows"]) == (60, rows)
-    # Whatever the batches and the times of the next run are.
-    monkeypatch.setattr("tfopt.pipelines.stages.example_stages._AT_ONCE_SECONDS", 0.0)
+    once = build_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder)
+    assert epochs(once) == [list(range(1, 61))] * 3
     again = build_pipeline(ROWS, batch_size=7, training=False, transform=add(1), cache=folder)
     assert epochs(again, 1) == [list(range(1, 61))]
     assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"seed": 5}, {"training": False}])
+@pytest.mark.parametrize("by_position", [True, False])
+def test_epochs_that_are_left_early_fill_the_cache_together(folder, by_position, options):
+    """Those of `fit(steps_per_epoch=…)`, of which each reads other examples if the data are shuffled."""
+    source = ROWS if by_position else tf.data.Dataset.range(60)
+    plan = plan_pipeline(source, batch_size=10, transform=add(1), cache=folder, cache_key="a", **options)
+    dataset, written = plan.build(), folder / plan.to_dict()["cache_key"]
+    lengths = []
+    while not written.is_dir() and len(lengths) < (40 if options.get("training", True) else 2):
+        lengths.append(sum(1 for _ in dataset.take(4)))
+    assert written.is_dir() or not options.get("training", True)
+    assert sorted(epochs(dataset, 1)[0]) == list(range(1, 61))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"crop": None}, {"training": False}, {"batch_size": 7, "remainder": "keep"}])
+def test_the_order_under_a_seed_is_that_without_a_cache(folder, options):
+    """Rows that are read by position, in any case: when the cache is written, and when it is read."""
+
+    def read(cache):
+        return epochs(build_pipeline(ROWS, **({"batch_size": 10, "transform": add(1)} | options), cache=cache, seed=3))
+
+    without = read(None)
+    assert read(folder) == without
+    assert read(folder) == without
 
 
 @pytest.mark.slow
@@ -109,13 +130,12 @@ def test_a_source_that_changed_between_runs(folder, photos, picture):
 def test_what_the_content_depends_on_is_in_the_key(folder, photos):
     keys = [
         key(photos, folder),
-        key(photos, folder, training=False),
         key(photos, folder, crop=CentralCrop(4)),
         key(photos, folder, crop=CentralCrop(3)),
         key(photos, folder, crop=CentralCrop(3, fraction=1.0)),
         key(photos, folder, transform=lambda image, label: (image, label + 1)),
-        key(photos, folder, seed=1),
-        key(photos, folder, seed=2),
+        *(key(tf.data.Dataset.range(12), folder, cache_key="a", seed=seed) for seed in (1, 2)),  # its order is mixed
+        key(tf.data.Dataset.range(12), folder, cache_key="a", training=False),
         key(photos, folder, cache_key="mine"),
         key(photos, folder, shuffle=False, batch_size=5, remainder="drop"),
     ]
@@ -128,6 +148,7 @@ def test_what_it_does_not_depend_on_is_not(folder, photos):
     assert key(photos, folder, crop=RandomCrop(4)) == plain  # behind the cache
     assert key(photos, folder, batch_size=2, prefetch=2, augment=lambda image, label: (image, label)) == plain
     assert key(str(photos), folder, remainder="keep") == plain
+    assert {key(photos, folder, seed=1), key(photos, folder, training=False)} == {plain}  # read by position
 
 
 def test_a_source_without_a_fingerprint_wants_a_cache_key(folder):
@@ -209,6 +230,17 @@ def test_auto_leaves_it_out_where_it_cannot_be_fingerprinted(free_memory, tmp_pa
     assert plan.to_dict()["cache_key"] is None
 
 
+@pytest.mark.parametrize("source", [ROWS, tf.data.Dataset.range(60)], ids=["by position", "in order"])
+def test_a_transform_is_converted_by_autograph(folder, source):
+    def transform(row):
+        if row % 2 == 0:
+            row = -row
+        return row
+
+    dataset = build_pipeline(source, batch_size=10, training=False, transform=transform, cache=folder, cache_key="a")
+    assert epochs(dataset) == [[-row if row % 2 == 0 else row for row in range(60)]] * 3
+
+
 def test_a_source_without_one_order_is_refused(folder):
     shuffled = tf.data.Dataset.range(60).shuffle(60)
     with pytest.raises(ValueError, match=r"source with one order.*Dataset.shuffle"):
@@ -235,15 +267,15 @@ def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
 
 @pytest.mark.slow
 def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
-    monkeypatch.setattr(
-        "tfopt.pipelines.stages.order_stages.SHUFFLE_MIB", 0.0005
-    )  # two of the examples behind the cache
-    wide = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((32,), tf.int64), cache=folder)
-    assert wide.to_dict()["shuffle_buffer"] == 2
-    assert wide.stage("read").permuted == "one"
-    for _ in range(2):
-        batches = [sorted(batch[:, 0].numpy()) for batch in wide.build()]
-        assert all(batch[-1] - batch[0] > 20 for batch in batches)
+    # Two of the examples behind the cache, where it is not read by position.
+    monkeypatch.setattr("tfopt.pipelines.stages.order_stages.SHUFFLE_MIB", 0.0005)
+    for source, buffer in ((ROWS, 60), (tf.data.Dataset.range(60), 2)):
+        options = {"transform": lambda row: row + tf.zeros((32,), tf.int64), "cache": folder, "cache_key": "a"}
+        wide = plan_pipeline(source, batch_size=10, **options)
+        assert wide.to_dict()["shuffle_buffer"] == buffer
+        for _ in range(2):
+            batches = [sorted(batch[:, 0].numpy()) for batch in wide.build()]
+            assert all(batch[-1] - batch[0] > 20 for batch in batches)
 
 
 @pytest.mark.slow
@@ -396,11 +428,6 @@ def test_a_pipeline_that_was_only_looked_at_keeps_no_other_from_writing(folder, 
 
 
 def test_the_memory_stated_holds_what_is_mixed(folder):
-    plan = plan_pipeline(ROWS, batch_size=10, transform=lambda row: row + tf.zeros((2**17,), tf.int64), cache=folder)
-    without = plan_pipeline(
-        ROWS, batch_size=10, transform=lambda row: row + tf.zeros((2**17,), tf.int64), cache=folder, shuffle=False
-    )
-    assert plan.to_dict()["memory_mib"] - without.to_dict()["memory_mib"] >= 60  # of 1 MiB each, behind the cache
     large = tf.data.Dataset.range(60).map(lambda row: row + tf.zeros((2**17,), tf.int64))
     mixed = plan_pipeline(large, batch_size=10, cache=folder, cache_key="a")
     assert mixed.to_dict()["memory_mib"] >= mixed.stage("memory").ahead_mib + 2 * 60  # before the cache and behind it

@@ -2,10 +2,21 @@ import datetime
 import os
 import time
 
+import numpy as np
 import pytest
 
 from tfopt.pipelines import clear_cache
-from tfopt.pipelines.cache.folder import INDEX, ROWS, Lock, Writer, default_folder, free_bytes, make_room, whole_caches
+from tfopt.pipelines.cache.folder import (
+    INDEX,
+    ROWS,
+    TABLE,
+    Lock,
+    Writer,
+    default_folder,
+    free_bytes,
+    make_room,
+    whole_caches,
+)
 from tfopt.pipelines.shared.paths import kept_of_images
 
 
@@ -13,16 +24,21 @@ def key(letter):
     return "tfopt-" + letter * 64
 
 
+def write(folder, letter, row):
+    writer = Writer(folder, key(letter), 1)
+    writer.write(np.array([0]), np.array([row], object), np.zeros((1, 8), np.uint8))
+    return writer
+
+
 def publish(folder, letter, size=1000, age_days=0.0):
-    """A cache with one record; returns what it takes."""
+    """A cache with one row; returns what it takes."""
     lock = Lock.take(folder, key(letter))
-    writer = Writer(folder, key(letter))
-    writer.write(bytes(size), 1)
+    writer = write(folder, letter, bytes(size))
     writer.publish("a test")
     lock.release()
     used = time.time() - 24 * 3600 * age_days
     os.utime(folder / key(letter) / INDEX, (used, used))
-    return (folder / key(letter) / ROWS).stat().st_size
+    return sum((folder / key(letter) / name).stat().st_size for name in (ROWS, TABLE))
 
 
 def left(folder):
@@ -59,8 +75,7 @@ def test_what_dead_writers_left_is_removed_and_what_is_written_stays(tmp_path):
     dead.mkdir()
     (dead / ROWS).write_text("12345")
     lock = Lock.take(tmp_path, key("b"))
-    writer = Writer(tmp_path, key("b"))
-    writer.write(b"x", 1)
+    writer = write(tmp_path, "b", b"x")
     assert clear_cache(tmp_path) == 5
     assert not dead.exists()
     writer.publish("a test")
@@ -126,8 +141,7 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path):
 
 def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):
     lock = Lock.take(tmp_path, key("a"))
-    writer = Writer(tmp_path, key("a"))
-    writer.write(b"x", 1)
+    writer = write(tmp_path, "a", b"x")
     del writer, lock
     assert not list(tmp_path.glob("*.writing-*"))
     assert Lock.take(tmp_path, key("a")) is not None
