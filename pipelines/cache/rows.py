@@ -74,7 +74,7 @@ class Rows:
             if stored is part:
                 tensor = tf.reshape(_cast(contents[start : start + size], part.dtype), shape)
             else:
-                tensor = tf.io.parse_tensor(tf.strings.substr(row, start, size), part.dtype)
+                tensor = tf.io.parse_tensor(tf.strings.substr(row, tf.cast(start, tf.int64), size), part.dtype)
             tensors.append(tf.ensure_shape(tensor, part.shape))
             start, at = start + size, at + stored.shape.rank
         return tf.nest.pack_sequence_as(self._spec, tensors, expand_composites=True)
