@@ -85,7 +85,7 @@ class Read(Stage):
             return flow.begin(self._behind, count)
         if flow.epoch is None:
             return flow.begin_numbers(lambda start: permuted(count, Draw("files").key(start)), count)
-        return _permutation(count, flow.epoch)
+        return flow.begin(partial(_permutation, count), count)
 
     def _behind(self, epoch: Epoch) -> Any:
         order = permutation(self.count or 0, epoch.lasting_key("mix"))
@@ -95,11 +95,9 @@ class Read(Stage):
     def _numbers(self, flow: Flow) -> Any:
         """Returns which elements are read in each epoch, in the source's own order."""
         count = self.used or 0
-        return (
-            _sequence(count, flow.epoch)
-            if flow.epoch is not None
-            else flow.begin_numbers(lambda _: np.arange(count), count)
-        )
+        if flow.epoch is None:
+            return flow.begin_numbers(lambda _: np.arange(count), count)
+        return flow.begin(partial(_sequence, count), count)
 
     def _in_order(self, flow: Flow) -> Any:
         """Returns the elements in the source's own order, or that in which it reads its parts."""
