@@ -29,6 +29,8 @@ PADDING_NOTE = (
     "reduction='sum', masked means, unweighted metrics, batch-norm statistics, epoch logs (docs/pipelines.md)"
 )
 
+_FIRST = without_autograph(lambda batch, _: batch)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(Stage):
@@ -65,7 +67,10 @@ class Batch(Stage):
         """Leaves out batches of a window that begins before the position, since examples change places within it."""
         if not flow.is_moved:
             return batches
-        return flow.go_on(lambda epoch: batches.skip(epoch.batch % flow.window), self.length)
+        # Numbers below zero stand beside those that are left out.
+        numbered = flow.beside(batches, lambda epoch: tf.data.Dataset.range(-(epoch.batch % flow.window), tf.int64.max))
+        kept = numbered.filter(without_autograph(lambda _, number: number >= 0))
+        return of_length(kept.map(_FIRST), self.length, ends=True)
 
     def summary(self) -> dict[str, Any]:
         """Returns the number of steps, and the lengths that `bucket` chose."""
@@ -97,8 +102,9 @@ class Workers(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Ends the part where that of another process ends, and hands it to the strategy last of all."""
-        part, batches = self.part, flow.flush()
-        flow.dataset = flow.go_on(lambda epoch: batches.take(tf.maximum(part.batches - epoch.batch, 0)), part.batches)
+        part = self.part
+        numbered = flow.beside(flow.flush(), lambda epoch: tf.data.Dataset.range(epoch.batch, part.batches))
+        flow.dataset = of_length(numbered.map(_FIRST), part.batches, ends=True)
         flow.endings.append(lambda dataset, settings: distributed(dataset, part))
 
 

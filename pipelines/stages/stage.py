@@ -147,6 +147,13 @@ class Flow:
         """Returns the same, by another stage: one after it, or one from which it reads."""
         return self._in_epochs(made, begins=False, length=length, ends=True)
 
+    def beside(self, dataset: Any, made: Callable[[Epoch], Any]) -> Any:
+        """Pairs elements with those that a function makes of their epoch, which begins with the first of `dataset`.
+
+        A `go_on` around the dataset would look for the epoch before it has begun, and find the one before.
+        """
+        return tf.data.Dataset.zip(dataset, self.go_on(made))
+
     def _in_epochs(self, made: Callable[[Epoch], Any], **options: Any) -> Any:
         if self.epoch is not None:
             return made(self.epoch)
