@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,22 +43,11 @@ def common_spec(elements: Sequence[Any], *, batched: bool) -> Any:
     Raises:
         PipelineError: If they differ otherwise.
     """
-    first = elements[0]
-    for index, element in enumerate(elements[1:], start=1):
-        _expect_alike(dict(_leaves(first)), dict(_leaves(element)), f"element {index}")
-
-    def spec(*parts: Any) -> Any:
-        shapes = [tuple(part.shape) for part in parts]
-        shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
-        shape = [None, *shape[1:]] if batched else shape
-        if isinstance(parts[0], tf.RaggedTensor):
-            ragged = parts[0]
-            return tf.RaggedTensorSpec(shape, ragged.dtype, ragged.ragged_rank, ragged.row_splits.dtype)
-        if isinstance(parts[0], tf.SparseTensor):
-            return tf.SparseTensorSpec(shape, parts[0].dtype)
-        return tf.TensorSpec(shape, tf.as_dtype(parts[0].dtype))
-
-    return tf.nest.map_structure(spec, *elements)
+    spec, *others = (tf.nest.map_structure(partial(_spec, batched=batched), element) for element in elements)
+    for index, other in enumerate(others, start=1):
+        _expect_same_leaves(spec, other, f"element {index}")
+        spec = tf.nest.map_structure(lambda one, another: one.most_specific_common_supertype([another]), spec, other)
+    return spec
 
 
 def expect_spec(element: Any, spec: Any, what: str) -> None:
@@ -66,12 +56,12 @@ def expect_spec(element: Any, spec: Any, what: str) -> None:
     Raises:
         PipelineError: If they differ.
     """
-    found, expected = dict(_leaves(element)), dict(named_leaves(spec, "element"))
-    _expect_alike(expected, found, what)
-    for name, leaf in found.items():
-        if not expected[name].shape.is_compatible_with(leaf.shape):
+    found = tf.nest.map_structure(_spec, element)
+    _expect_same_leaves(spec, found, what)
+    for (name, expected), leaf in zip(named_leaves(spec, "element"), tf.nest.flatten(found), strict=True):
+        if not expected.is_compatible_with(leaf):
             raise PipelineError(
-                f"Expected shape {expected[name].shape} at {name}, as in the first ones. Found {tuple(leaf.shape)} in "
+                f"Expected shape {expected.shape} at {name}, as in the first ones. Found {tuple(leaf.shape)} in "
                 f"{what}. Bring them to one shape in the loader, or leave the axis open in a source of your own: "
                 "Source(name=..., dataset=lambda: tf.data.Dataset.from_generator(..., output_signature=...), "
                 "batched=True)."
@@ -161,10 +151,6 @@ def _from_torch(tensor: Any, name: str) -> Any:
         ) from error
 
 
-def _leaves(element: Any) -> Any:
-    return named_leaves(element, "element")
-
-
 def _expect_common_length(arrays: Any, what: str) -> None:
     remedy = "If these are single examples, pass loader(..., batched=False)."
     lengths = {}
@@ -179,19 +165,31 @@ def _expect_common_length(arrays: Any, what: str) -> None:
         )
 
 
-def _expect_alike(expected: dict[str, Any], found: dict[str, Any], what: str) -> None:
-    """Refuses another structure, dtype or rank."""
+def _spec(leaf: Any, *, batched: bool = False) -> Any:
+    """Returns the spec of an array or tensor; the first axis of batches stays open."""
+    spec = tf.type_spec_from_value(leaf)
+    if not batched:
+        return spec
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
+
+
+def _expect_same_leaves(expected: Any, found: Any, what: str) -> None:
+    """Refuses specs of another structure, kind, dtype or rank."""
+    ours, theirs = (dict(named_leaves(each, "element")) for each in (expected, found))
     remedy = "Make them alike in the loader."
-    if expected.keys() != found.keys():
+    if ours.keys() != theirs.keys():
         raise PipelineError(
-            f"Expected {', '.join(expected)}, as in the first ones. Found {', '.join(found)} in {what}. {remedy}"
+            f"Expected {', '.join(ours)}, as in the first ones. Found {', '.join(theirs)} in {what}. {remedy}"
         )
-    for name, leaf in found.items():
-        ours, theirs = _kind(expected[name]), _kind(leaf)
-        if ours != theirs:
-            raise PipelineError(f"Expected {ours} at {name}, as in the first ones. Found {theirs} in {what}. {remedy}")
+    for name in ours:
+        one, other = _kind(ours[name]), _kind(theirs[name])
+        if one != other:
+            raise PipelineError(f"Expected {one} at {name}, as in the first ones. Found {other} in {what}. {remedy}")
 
 
-def _kind(leaf: Any) -> str:
-    kind = next((name for name in ("Ragged", "Sparse") if name in type(leaf).__name__), "")
-    return f"{kind} {tf.as_dtype(leaf.dtype).name} of {len(leaf.shape)} axes".strip()
+def _kind(spec: Any) -> str:
+    kind = type(spec).__name__.removesuffix("TensorSpec")
+    return f"{kind} {spec.dtype.name} of {spec.shape.rank} axes".strip()

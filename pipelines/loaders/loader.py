@@ -101,7 +101,7 @@ class _Elements:
 
     def convert(self, number: int, element: Any) -> Any:
         """Returns the arrays of an element; refuses one that differs from those that were sampled."""
-        what = _what(number, batched=self.batched)
+        what = f"{'batch' if self.batched else 'example'} {number}"
         arrays = arrays_of(element, what, batched=self.batched)
         expect_spec(arrays, self.spec, what)
         return copied(arrays)
@@ -112,14 +112,14 @@ class _Elements:
 
     def few(self, limit: int) -> Any:
         """Returns a dataset of at most so many sampled elements."""
-        return tf.data.Dataset.from_generator(lambda: iter(self.sampled[:limit]), output_signature=self.spec)
+        return self.dataset(lambda: iter(self.sampled[:limit]))
 
 
 def _sampled(elements: Iterable[Any], name: str, *, batched: bool) -> _Elements:
     """Returns what a few elements tell of all; reads all that it is given."""
-    kept = []
-    for number, element in enumerate(elements):
-        kept.append(copied(arrays_of(element, _what(number, batched=batched), batched=batched)))
+    kind = "batch" if batched else "example"
+    numbered = enumerate(elements)
+    kept = [copied(arrays_of(element, f"{kind} {number}", batched=batched)) for number, element in numbered]
     if not kept:
         raise PipelineError(f"Expected at least one element of {name}. Found none. Check what it reads.")
     return _Elements(batched=batched, spec=common_spec(kept, batched=batched), sampled=tuple(kept))
@@ -159,15 +159,19 @@ def _of_py_dataset(data: Any) -> Source:
 
 def _of_iterable(data: Any, *, batched: bool) -> Source:
     is_function = callable(data) and not isinstance(data, Iterable)
-    name = _name(data, is_function=is_function)
+    framework = "PyTorch " if is_torch_loader(data) else "Grain " if is_grain(data) else ""
+    name = function_name(data) if is_function else framework + type(data).__name__
     length = None if is_function else length_of(data)
     count = None if length == ENDLESS else length
-    first = _iterator(data, is_function=is_function)
-    earlier = _reference(first) if is_function else None
+    first = _iterator(data, name, is_function=is_function)
+    try:
+        earlier: Any = weakref.ref(first)
+    except TypeError:  # of some built-in ones
+        earlier = None
 
     def open_again() -> Iterator[Any]:
-        iterator = _iterator(data, is_function=is_function)
-        if earlier is not None and iterator is earlier():
+        iterator = _iterator(data, name, is_function=is_function)
+        if is_function and earlier is not None and iterator is earlier():
             raise TypeError(f"Expected a new iterator in each epoch. {name} gave the same one again. Make a new one.")
         return iterator
 
@@ -194,32 +198,13 @@ def _of_iterable(data: Any, *, batched: bool) -> Source:
     )
 
 
-def _iterator(data: Any, *, is_function: bool) -> Iterator[Any]:
+def _iterator(data: Any, name: str, *, is_function: bool) -> Iterator[Any]:
     iterator = data() if is_function else iter(data)
-    if not isinstance(iterator, Iterator):
-        if isinstance(iterator, Iterable) and not isinstance(iterator, tuple | dict | str):
-            return iter(iterator)
-        raise TypeError(
-            f"Expected a function that returns an iterator. {function_name(data)} returned "
-            f"{type(iterator).__name__}. Use `yield`, or return iter(...)."
-        )
-    return iterator
-
-
-def _reference(iterator: Iterator[Any]) -> Callable[[], Iterator[Any] | None]:
-    """Returns a function that gives an iterator as long as somebody else holds it."""
-    try:
-        return weakref.ref(iterator)
-    except TypeError:  # of some built-in ones
-        return lambda: None
-
-
-def _name(data: Any, *, is_function: bool) -> str:
-    if is_function:
-        return function_name(data)
-    framework = "PyTorch " if is_torch_loader(data) else "Grain " if is_grain(data) else ""
-    return framework + type(data).__name__
-
-
-def _what(number: int, *, batched: bool) -> str:
-    return f"{'batch' if batched else 'example'} {number}"
+    if isinstance(iterator, Iterator):
+        return iterator
+    if isinstance(iterator, Iterable) and not isinstance(iterator, tuple | dict | str):
+        return iter(iterator)
+    raise TypeError(
+        f"Expected a function that returns an iterator. {name} returned {type(iterator).__name__}. Use `yield`, or "
+        "return iter(...)."
+    )

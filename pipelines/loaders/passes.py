@@ -13,6 +13,8 @@ from tfopt.errors import PipelineError
 
 Convert = Callable[[int, Any], Any]  # of the number of an element, from 0, and the element
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
+ENDLESS = sys.maxsize
+"""What `len` says of Grain's datasets that repeat for ever."""
 
 
 def is_py_dataset(given: Any) -> bool:
@@ -40,7 +42,7 @@ def length_of(data: Any) -> int | None:
 
 def changes_itself(data: Any) -> bool:
     """Whether a PyDataset has a function of its own that is called between epochs."""
-    return any(_owner(data, hook).__module__.split(".")[0] != "keras" for hook in _HOOKS)
+    return any(getattr(type(data), hook).__module__.split(".")[0] != "keras" for hook in _HOOKS)
 
 
 def read_py_dataset(
@@ -97,16 +99,18 @@ def close(iterator: Any) -> None:
 
 
 def _batches(data: Any, indices: Iterable[int]) -> Generator[Any, None, None]:
-    if data.workers > 1 or (data.workers > 0 and data.use_multiprocessing):
-        yield from _in_parallel(data, indices)
-    else:
+    """Yields batches in order; with workers, up to `max_queue_size` are computed at once or wait."""
+    if data.workers < 1 or (data.workers == 1 and not data.use_multiprocessing):
         yield from (data[index] for index in map(int, indices))
-
-
-def _in_parallel(data: Any, indices: Iterable[int]) -> Generator[Any, None, None]:
-    """Yields batches in order, of which up to `max_queue_size` are computed at once or wait."""
+        return
     waiting: collections.deque[Any] = collections.deque()
-    executor, batch_of = _executor(data)
+    executor: Executor
+    if data.use_multiprocessing:  # started for each epoch, since `on_epoch_end` changes the data
+        context = multiprocessing.get_context()
+        executor = ProcessPoolExecutor(data.workers, context, initializer=_keep, initargs=(data,))
+        batch_of = _kept_batch
+    else:
+        executor, batch_of = ThreadPoolExecutor(data.workers, "tfopt-loader"), data.__getitem__
     try:
         for index in map(int, indices):
             if len(waiting) >= max(1, data.max_queue_size):
@@ -116,14 +120,6 @@ def _in_parallel(data: Any, indices: Iterable[int]) -> Generator[Any, None, None
             yield waiting.popleft().result()
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def _executor(data: Any) -> tuple[Executor, Callable[[int], Any]]:
-    """Returns what computes batches; processes are started for each epoch, since `on_epoch_end` changes the data."""
-    if not data.use_multiprocessing:
-        return ThreadPoolExecutor(data.workers, "tfopt-loader"), data.__getitem__
-    context = multiprocessing.get_context()
-    return ProcessPoolExecutor(data.workers, context, initializer=_keep, initargs=(data,)), _kept_batch
 
 
 _kept: list[Any] = []  # in a worker process: its PyDataset
@@ -144,16 +140,8 @@ def _descends(given: Any, name: str, package: str) -> bool:
     )
 
 
-def _owner(data: Any, name: str) -> Any:
-    return next(base for base in type(data).__mro__ if name in vars(base))
-
-
 def _wrong_length(name: str, expected: int, found: str) -> PipelineError:
     return PipelineError(
         f"Expected {expected:,} elements, as len() of {name} said. Found {found}. Correct its length: Keras takes the "
         "number of steps from it."
     )
-
-
-ENDLESS = sys.maxsize
-"""What `len` says of Grain's datasets that repeat for ever."""

@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,21 +53,6 @@ def test_worker_processes_end_with_their_epoch():
     np.testing.assert_array_equal(next(iterator), next(iter(data_loader())))
     del iterator
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras does not ask Grain for its length
-@pytest.mark.slow
-def test_training_on_it_is_training_on_the_dataset():
-    def trained(data):
-        keras.utils.set_random_seed(0)
-        inputs = {"x": keras.Input((3,), name="x")}
-        model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
-        model.compile(keras.optimizers.SGD(0.001), "mse")
-        model.fit(data, epochs=2, verbose=0, shuffle=False)
-        return model.get_weights()
-
-    for one, other in zip(trained(numbers()), trained(build_pipeline(numbers())), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_one_that_repeats_is_endless():

@@ -1,3 +1,4 @@
+import multiprocessing
 import threading
 
 import keras
@@ -10,6 +11,7 @@ from tfopt.pipelines import build_pipeline, loader, per_batch, plan_pipeline
 
 PARALLEL = [{}, {"workers": 3, "max_queue_size": 2}]
 PROCESSES = {"workers": 2, "use_multiprocessing": True}
+PARALLEL_KINDS = [{"workers": 2}, pytest.param(PROCESSES, marks=pytest.mark.slow)]
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
@@ -124,48 +126,23 @@ def test_batches_that_change_between_epochs_have_no_position():
     assert "no position" in plan.stage("order").reason
 
 
-@pytest.mark.slow
+def workers():
+    """Threads and processes that compute batches."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("tfopt-loader")]
+    return threads + multiprocessing.active_children()
+
+
 @FORKS
-@pytest.mark.parametrize("keywords", [PARALLEL[1], PROCESSES])
-def test_training_on_it_is_training_on_the_loader(keywords):
-    def trained(data, **fitting):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-        history = model.fit(data, epochs=3, verbose=0, shuffle=False, **fitting).history
-        return model.get_weights(), history
-
-    validation = Numbered(**keywords)
-    plain, logs = trained(Numbered(**keywords), validation_data=validation)
-    ours, own_logs = trained(
-        build_pipeline(Numbered(**keywords), shuffle=False),
-        validation_data=build_pipeline(validation, training=False),
-    )
-    for one, other in zip(plain, ours, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert logs == own_logs
-
-
-@pytest.mark.slow
-@FORKS
-def test_processes_read_in_order_and_end():
-    import multiprocessing
-
-    plan = plan_pipeline(Numbered(**PROCESSES), training=False)
+@pytest.mark.parametrize("keywords", PARALLEL_KINDS)
+def test_an_epoch_cut_short_leaves_no_worker(keywords):
+    plan = plan_pipeline(Numbered(**keywords), training=False)
     same(plan.build(), range(5))
     same(plan.at(0, 3).build(), [3, 4])
     iterator = iter(plan.build())
     next(iterator)
+    assert workers()
     del iterator
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-@FORKS
-def test_the_error_of_a_process_names_its_line():
-    dataset = build_pipeline(Failing(**PROCESSES), training=False)
-    with pytest.raises(tf.errors.OpError, match=r"(?s)LookupError: no picture 3.*raise LookupError"):
-        list(dataset)
+    assert not workers()
 
 
 class Failing(Numbered):
@@ -175,21 +152,14 @@ class Failing(Numbered):
         return super().__getitem__(index)
 
 
-def test_an_error_keeps_its_type_and_traceback_and_no_thread_is_left():
-    dataset = build_pipeline(Failing(workers=2), shuffle=False)
+@FORKS
+@pytest.mark.parametrize("keywords", PARALLEL_KINDS)
+def test_an_error_keeps_its_type_and_traceback_and_no_worker_is_left(keywords):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(tf.errors.OpError, match=r"(?s)LookupError: no picture 3.*in __getitem__.*raise LookupError"):
-        model.fit(dataset, verbose=0)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tfopt-loader")]
-
-
-def test_an_epoch_cut_short_leaves_no_thread():
-    iterator = iter(build_pipeline(Numbered(workers=2), training=False))
-    next(iterator)
-    assert [thread for thread in threading.enumerate() if thread.name.startswith("tfopt-loader")]
-    del iterator
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tfopt-loader")]
+        model.fit(build_pipeline(Failing(**keywords), shuffle=False), verbose=0)
+    assert not workers()
 
 
 def test_an_endless_one_is_trained_for_its_steps():
@@ -237,13 +207,10 @@ def test_the_plan_says_what_is_not_promised():
     values = plan.to_dict()
     assert (values["source"], values["count"], values["steps_per_epoch"], values["cache"]) == ("Numbered", 5, 5, None)
     text = " ".join(str(plan).split())
-    for said in (
-        "5 batches, in another order in each epoch; read ahead by 3 threads, up to 10 batches",
-        "whole batches of a loader are not cached",
-        "several processes cannot divide them",
-        "seed 1 holds for the order of batches, and `augment`; what the loader draws itself follows its own seeds",
-    ):
-        assert said in text
+    assert "5 batches, in another order in each epoch; read ahead by 3 threads, up to 10 batches" in text
+    assert "whole batches of a loader are not cached" in text
+    assert "several processes cannot divide them" in text
+    assert "seed 1 holds for the order of batches, and `augment`; what the loader draws itself follows its own" in text
 
 
 def test_it_is_no_source_of_examples():
