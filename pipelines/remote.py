@@ -376,13 +376,13 @@ async def _each(call: Callable[[Any], Coroutine[Any, Any, Any]], items: Sequence
         for number, item in waiting:
             found[number] = await call(item)
 
-    workers = [asyncio.ensure_future(work()) for _ in items[:_AT_ONCE]]
     try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            for _ in items[:_AT_ONCE]:
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        first = errors.exceptions[0]
+        raise first from first.__cause__
     return found
 
 

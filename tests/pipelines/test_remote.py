@@ -66,38 +66,31 @@ def gets(server):
     return Counter(path for method, path, _ in server.requests if method == "GET")
 
 
-def test_a_folder_is_copied_once(server, tmp_path):
-    copy = fetch(server.url, tmp_path / "copies")
+@pytest.mark.parametrize("at_once", [128, 2])
+def test_a_folder_is_copied_once_and_then_what_differs(server, tmp_path, monkeypatch, at_once):
+    """Of many files the answer to the one request tells their state, which later calls compare."""
+    monkeypatch.setattr(remote, "_AT_ONCE", at_once)
+    copy = Path(fetch(server.url, tmp_path / "copies"))
+
+    def fetched():
+        """What else than the listing the next call asks for."""
+        server.requests.clear()
+        assert fetch(server.url, tmp_path / "copies") == str(copy)
+        assert contents(copy) == contents(server.folder)
+        return set(gets(server)) - {"/", "/more/"}
+
     assert contents(copy) == contents(server.folder)
     assert gets(server) == dict.fromkeys(["/", "/more/", *(f"/{name}" for name in contents(copy))], 1)
-    server.requests.clear()
-    assert fetch(server.url, tmp_path / "copies") == copy
-    assert set(gets(server)) == {"/", "/more/"}
-
-
-def test_what_changed_is_fetched_again_and_what_is_gone_is_removed(server, tmp_path):
-    copy = fetch(server.url, tmp_path / "copies")
-    server.requests.clear()
+    if at_once == 2:
+        assert [path for method, path, _ in server.requests if method == "HEAD"] == ["/a-0"]  # large: looked at again
+    assert fetched() == set()
     (server.folder / "b").write_bytes(b"new")
     (server.folder / "more" / "c").unlink()
-    assert fetch(server.url, tmp_path / "copies") == copy
-    assert contents(copy) == contents(server.folder)
-    assert set(gets(server)) == {"/", "/more/", "/b"}
-
-
-def test_many_files_of_a_web_server_are_requested_once_each(server, tmp_path, monkeypatch):
-    """The answer to the one request tells their state, which later calls compare."""
-    monkeypatch.setattr(remote, "_AT_ONCE", 2)
-    copy = fetch(server.url, tmp_path / "copies")
-    assert contents(copy) == contents(server.folder)
-    heads = [path for method, path, _ in server.requests if method == "HEAD"]
-    assert heads == ["/a-0"]  # large: looked at afterwards
-    assert set(gets(server).values()) == {1}
-    server.requests.clear()
-    (server.folder / "b").write_bytes(b"new")
-    fetch(server.url, tmp_path / "copies")
-    assert contents(copy) == contents(server.folder)
-    assert set(gets(server)) == {"/", "/more/", "/b"}
+    assert fetched() == {"/b"}
+    os.truncate(copy / "a-0", 3499)
+    (copy / "a-1").write_bytes(bytes(1000))  # as a kill between a copy and its stamp leaves one
+    (copy / "b").unlink()
+    assert fetched() == {"/a-0", "/a-1", "/b"}
 
 
 def test_folders_that_are_gone_or_become_files_and_the_other_way_round(tmp_path):
@@ -154,56 +147,39 @@ def test_a_folder_inside_of_what_is_fetched_is_refused(tmp_path):
             fetch(str(tmp_path), folder)
 
 
-def test_a_copy_that_was_cut_or_replaced_is_fetched_again(server, tmp_path):
-    """A kill between a copy and its stamp replaces one, too."""
-    copy = Path(fetch(server.url, tmp_path / "copies"))
-    os.truncate(copy / "a-0", 3499)
-    (copy / "a-1").write_bytes(bytes(1000))
-    (copy / "b").unlink()
-    fetch(server.url, tmp_path / "copies")
-    assert contents(copy) == contents(server.folder)
-
-
 def test_files_keep_the_order_of_the_list_and_globs_are_sorted(server, tmp_path):
     urls = [server.url + name for name in ("more/c", "a-1", "b", "a-1")]
     paths = fetch(urls, tmp_path / "copies")
     assert [Path(path).name for path in paths] == ["c", "a-1", "b", "a-1"]
     assert [Path(path).read_bytes() for path in paths] == [
-        (server.folder / url.removeprefix(server.url)).read_bytes() for url in urls
+        (server.folder / url[len(server.url) :]).read_bytes() for url in urls
     ]
     assert [Path(path).name for path in fetch(server.url + "a-*", tmp_path / "copies")] == ["a-0", "a-1", "a-2"]
     assert [Path(path).name for path in fetch(server.url + "b*", tmp_path / "copies")] == ["b"]
     assert Path(fetch(server.url + "b", tmp_path / "copies")).read_bytes() == (server.folder / "b").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("fault", "at_once"),
-    [(500, 128), (429, 128), (503, 2), ("truncates", 128), ("truncates", 2), ("shortens", 128), ("stalls", 2)],
-)
+FAILING = [(500, 128), (429, 128), (503, 2), ("truncates", 128), ("truncates", 2), ("shortens", 128), ("stalls", 2)]
+
+
+@pytest.mark.parametrize(("fault", "at_once"), [*FAILING, ("refuses", 128)])
 def test_what_fails_for_a_while_is_asked_for_again(server, tmp_path, monkeypatch, fault, at_once):
+    """Files, and with "refuses" the listings and sizes too."""
     monkeypatch.setattr(remote, "_AT_ONCE", at_once)
-    failed = Counter()
+    failed, times = Counter(), 1 if fault == "stalls" else 3
 
-    def faults(request):
+    def fails(request):
         failed[request.path] += 1
-        return fault if failed[request.path] <= (1 if fault == "stalls" else 3) else None
+        return failed[request.path] <= times
 
-    server.faults = faults
+    if fault == "refuses":
+        server.refuses = lambda request: 503 * fails(request)
+    else:
+        server.faults = lambda request: fault if fails(request) else None
     assert contents(fetch(server.url, tmp_path / "copies")) == contents(server.folder)
     asked = [count for path, count in failed.items() if path != "/a-2" or not isinstance(fault, str)]
     assert len(asked) >= 5
-    assert min(asked) == (2 if fault == "stalls" else 4)
-
-
-def test_listings_and_sizes_are_asked_for_again(server, tmp_path):
-    failed = Counter()
-
-    def refuses(request):
-        failed[request.path] += 1
-        return 503 if failed[request.path] <= 3 else 0
-
-    server.refuses = refuses
-    assert contents(fetch(server.url, tmp_path / "copies")) == contents(server.folder)
+    assert min(asked) >= times + 1
 
 
 def test_a_folder_that_is_not_listed_is_an_error_and_its_copies_stay(server, tmp_path):
@@ -231,29 +207,22 @@ def test_what_fails_for_good_is_named_and_the_rest_is_kept(server, tmp_path, fau
     assert [os.path.getsize(path) for path in paths] == [1, 1000]
 
 
-@pytest.mark.parametrize("name", ["a-2", "b", "a-0"])
-def test_a_file_that_grows_meanwhile_is_refused(server, tmp_path, name):
-    """Its first bytes alone would be a file that is cut."""
+@pytest.mark.parametrize(("name", "change"), [("a-2", "grows"), ("b", "grows"), ("a-0", "grows"), ("a-0", "replaced")])
+def test_a_file_that_changes_meanwhile_is_refused(server, tmp_path, name, change):
+    """The first bytes of one that grows would be a file that is cut; only large ones are looked at again."""
 
-    def grows(request):
-        with open(server.folder / name, "ab") as file:
-            file.write(b"more")
+    def changes(request):
+        if change == "grows":
+            with open(server.folder / name, "ab") as file:
+                file.write(b"more")
+        else:
+            (server.folder / "new").write_bytes(bytes(3500))
+            os.replace(server.folder / "new", server.folder / name)
 
-    server.faults = grows
+    server.faults = changes
     with pytest.raises(PipelineError, match="It changed while it was fetched"):
         fetch([server.url + name], tmp_path / "copies")
     assert not list((tmp_path / "copies").rglob(name))
-
-
-def test_a_large_file_that_changes_meanwhile_is_refused(server, tmp_path):
-    def faults(request):
-        (server.folder / "new").write_bytes(bytes(3500))
-        os.replace(server.folder / "new", server.folder / "a-0")
-
-    server.faults = faults
-    with pytest.raises(PipelineError, match="It changed while it was fetched"):
-        fetch([server.url + "a-0"], tmp_path / "copies")
-    assert not list((tmp_path / "copies").rglob("a-0"))
 
 
 def test_a_disk_that_is_too_small_is_refused_before(server, tmp_path, monkeypatch):
@@ -294,31 +263,24 @@ def test_an_interrupt_ends_all_requests(server, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("urls", "error", "said"),
     [
-        (3, TypeError, "Received: 3"),
-        ([], TypeError, "Received: "),
-        ("nothing://x/y", PipelineError, "nothing://x/y"),
-        ("{url}nothing", PipelineError, "Check the URL"),
-        ("{url}nothing-*", PipelineError, "Found none"),
-        (["{url}", "{url}b"], PipelineError, "in a call of its own"),
+        (lambda url: 3, TypeError, "Received: 3"),
+        (lambda url: [], TypeError, "Received: "),
+        (lambda url: "nothing://x/y", PipelineError, "nothing://x/y"),
+        (lambda url: f"{url}nothing", PipelineError, "Check the URL"),
+        (lambda url: f"{url}nothing-*", PipelineError, "Found none"),
+        (lambda url: [url, f"{url}b"], PipelineError, "in a call of its own"),
     ],
 )
 def test_what_cannot_be_is_refused(server, tmp_path, urls, error, said):
-    filled = urls.format(url=server.url) if isinstance(urls, str) else urls
-    if isinstance(urls, list):
-        filled = [url.format(url=server.url) for url in urls]
     with pytest.raises(error, match=said):
-        fetch(filled, tmp_path / "copies")
+        fetch(urls(server.url), tmp_path / "copies")
 
 
 @pytest.mark.parametrize("source", [build_pipeline, records, lines, images, table, npy, lambda path: hdf5(path, "x")])
 def test_sources_refuse_what_cannot_be_read_there(source):
-    with pytest.raises(PipelineError, match=r"Pass tfopt\.pipelines\.fetch\('s3://bucket/data"):
-        source("s3://bucket/data.npy" if source is npy else "s3://bucket/data")
-
-
-def test_a_table_of_labels_that_cannot_be_read_there_is_refused():
-    with pytest.raises(PipelineError, match=r"Pass tfopt\.pipelines\.fetch\('s3://bucket/labels.csv"):
-        images("s3://bucket/labels.csv")
+    for name in ["data.npy"] if source is npy else ["data", "labels.csv"] if source is images else ["data"]:
+        with pytest.raises(PipelineError, match=rf"Pass tfopt\.pipelines\.fetch\('s3://bucket/{name}"):
+            source(f"s3://bucket/{name}")
 
 
 def test_processes_share_one_copy(server, tmp_path):
