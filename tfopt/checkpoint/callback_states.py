@@ -74,29 +74,28 @@ def _named(callbacks: Iterable[keras.callbacks.Callback]) -> Iterator[tuple[str,
         yield name if counts[name] == 1 else f"{name}#{counts[name]}", callback
 
 
-def _attributes(callback: keras.callbacks.Callback) -> tuple[str, ...]:
+def _own(callback: Any) -> tuple[str, ...] | None:
+    """The attributes that are a callback's state; None if it has `get_state` and `set_state`."""
+    if callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None)):
+        return None
     known = (names for kind, names in _ATTRIBUTES.items() if isinstance(callback, kind))
     return tuple(name for name in next(known, ()) if hasattr(callback, name))
 
 
 def _state(callback: Any) -> Any:
     """The state of a callback; None if it has none that is known."""
-    if _has_own_state(callback):
-        return callback.get_state()
-    return {name: getattr(callback, name) for name in _attributes(callback)} or None
+    names = _own(callback)
+    return callback.get_state() if names is None else {name: getattr(callback, name) for name in names} or None
 
 
 def _put(callback: Any, state: Any) -> None:
-    if _has_own_state(callback):
+    names = _own(callback)
+    if names is None:
         callback.set_state(state)
-    else:
-        for name in _attributes(callback):
-            if name in state:  # not in that of an earlier Keras
-                setattr(callback, name, state[name])
-
-
-def _has_own_state(callback: Any) -> bool:
-    return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
+        return
+    for name in names:
+        if name in state:  # not in that of an earlier Keras
+            setattr(callback, name, state[name])
 
 
 def _without_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:

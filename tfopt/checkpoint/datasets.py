@@ -79,10 +79,10 @@ def all_counts(dataset: Any) -> bool:
     Of several shuffles, only the last one draws when an iterator is opened: one before it, or in the second part of a
     `concatenate`, draws when it is reached.
     """
-    return len(drawing(dataset)) > 1 or _keepsdrawing(dataset)
+    return len(drawing(dataset)) > 1 or _keeps_drawing(dataset)
 
 
-def _keepsdrawing(dataset: Any) -> bool:
+def _keeps_drawing(dataset: Any) -> bool:
     """Whether a shuffle precedes a cache, which keeps its order, or a repeat, which draws a new one each time."""
     keeping = (stage for stage in lineage(dataset) if _kind(stage) in ("CacheDataset", "RepeatDataset"))
     return any(_kind(earlier) == "ShuffleDataset" for stage in keeping for earlier in lineage(stage))
@@ -104,7 +104,7 @@ def seeds_of(dataset: Any) -> list[list[int]]:
 
 def draws_by_opening(dataset: Any) -> bool:
     """Whether each new iterator of a dataset, read or not, yields another order."""
-    return bool(drawing(dataset)) and not _keepsdrawing(dataset)
+    return bool(drawing(dataset)) and not _keeps_drawing(dataset)
 
 
 def is_complete(state: np.ndarray, dataset: Any) -> bool:

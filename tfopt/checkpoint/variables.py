@@ -69,11 +69,13 @@ def parts_of(
         graphs: Graphs of the training step, to find variables Keras does not know: those of `tf.random.Generator`s and
             of gradient accumulation.
     """
-    named = [*_named(WEIGHTS, model.variables)]
     optimizer = getattr(model, "optimizer", None)  # a model that was never compiled has no such attribute
-    if optimizer is not None:
-        named += _named("optimizer/", optimizer.variables)
-    named += _named(METRICS, model.metrics_variables)
+    groups = {
+        WEIGHTS: model.variables,
+        "optimizer/": getattr(optimizer, "variables", ()),
+        METRICS: model.metrics_variables,
+    }
+    named = [(prefix + each.path, each.value) for prefix, variables in groups.items() for each in variables]
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is not None:
         named.append(("seeds/global", generator.state.value))
@@ -90,10 +92,6 @@ def parts_of(
         rows = processes.replicas if processes and _differs(variable, processes) else None
         parts[_free(name, parts)] = Part(components, rows)
     return parts
-
-
-def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((prefix + variable.path, variable.value) for variable in variables)
 
 
 def saved_in(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -131,15 +129,12 @@ def step_graphs(model: keras.Model, element_spec: Any) -> list[tf.Graph]:
             changes a lookup table or a queue.
     """
     concretes = traced_steps(model)
-    if not concretes:
-        return traced_graphs(model, element_spec)
     for concrete in concretes:
-        _expect_no_draws(model, concrete)
-        _expect_no_other_state(model, concrete)
-    return [concrete.graph for concrete in concretes]
+        _expect_state_in_variables(model, concrete)
+    return [concrete.graph for concrete in concretes] or traced_graphs(model, element_spec)
 
 
-def _expect_no_draws(model: keras.Model, step: Any) -> None:
+def _expect_state_in_variables(model: keras.Model, step: Any) -> None:
     for found in find_in_function(step):
         # Of a generator, the state is a variable.
         if found.kind == "random" and not found.operation.startswith(("Rng", "Stateful", "Cudnn")):
@@ -148,9 +143,6 @@ def _expect_no_draws(model: keras.Model, step: Any) -> None:
                 f"of {model.name!r}, whose state TensorFlow does not expose. Draw with keras.random "
                 "and a SeedGenerator, or with a tf.random.Generator."
             )
-
-
-def _expect_no_other_state(model: keras.Model, step: Any) -> None:
     for node in nodes(step):
         if node.op.startswith(_UNSAVED):
             raise UnsupportedError(
@@ -176,7 +168,8 @@ def built_parts(model: keras.Model, processes: Processes, element_spec: Any, sav
 
 def traced_graphs(model: keras.Model, element_spec: Any) -> list[tf.Graph]:
     """Returns the graph of the training step; none if it only runs eagerly, where Keras knows the variables."""
-    batch = tf.nest.map_structure(_of_one_replica, element_spec)
+    # The spec of one replica, if it is a PerReplicaSpec.
+    batch = tf.nest.map_structure(lambda spec: (getattr(spec, "_value_specs", None) or [spec])[0], element_spec)
     try:
         return [trace_train_step(model, batch)[1]]
     except UnsupportedError:
@@ -192,11 +185,6 @@ def build_optimizer(model: keras.Model, saved: Collection[str]) -> None:
         return
     if sum(name.startswith("optimizer/") for name in saved) != len(optimizer.variables):
         optimizer.build(model.trainable_variables)
-
-
-def _of_one_replica(spec: Any) -> Any:
-    specs = getattr(spec, "_value_specs", None)  # of a PerReplicaSpec
-    return specs[0] if specs else spec
 
 
 def _example(spec: tf.TensorSpec) -> tf.Tensor:
@@ -229,12 +217,9 @@ class Copies(Mapping[str, np.ndarray]):
 
 
 def _copied(part: Part, processes: Processes) -> Any:
-    if part.rows is None:
-        return _copy(part.variables[0])
-    return processes.joined(np.stack([variable.numpy() for variable in part.variables]))
-
-
-def _copy(variable: Any) -> Any:
+    if part.rows is not None:
+        return processes.joined(np.stack([variable.numpy() for variable in part.variables]))
+    variable = part.variables[0]
     # What was read shares its memory with the variable until that is written to. On a CPU the next update copies it
     # first, which takes as long as copying it here; on a GPU a step that needs the room for that could run out of it.
     value = variable.read_value()
