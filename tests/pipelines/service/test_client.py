@@ -18,47 +18,37 @@ def add_variable(row):
     return tf.cast(row, tf.float32) + VARIABLE
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({"cache": "memory"}, "cache='memory'"),
-        ({"cache": "device"}, "cache='device'"),
-        ({"cache": "./folder"}, "cache='/"),
-        ({"seed": 1}, "seed=1"),
-        ({"transform": by_python}, "in the transform, which calls Python"),
-        ({"augment": by_python}, "in the augment, which calls Python"),
-        ({"transform": add_variable}, "in the transform, which holds a variable"),
-    ],
-)
-def test_what_the_workers_cannot_do_is_refused(options, found):
-    with pytest.raises(ValueError, match=rf"tf\.data service expects .*{found}.*What to do"):
-        plan_pipeline(ROWS, batch_size=10, service=NOWHERE, **options)
-
-
 RANGE = tf.data.Dataset.range(100)
+GENERATED = tf.data.Dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec((), tf.int64))
 
 
 @pytest.mark.parametrize(
-    ("dataset", "found"),
+    ("data", "options", "found"),
     [
-        (RANGE.take(50), "take"),
-        (RANGE.skip(50), "skip"),
-        (RANGE.shard(2, 0), "shard"),
-        (tf.data.Dataset.zip(RANGE, RANGE), "zip"),
-        (RANGE.enumerate(), "zip or enumerate"),
-        (RANGE.repeat(2), "repeat"),
-        (RANGE.repeat(), "an endless source"),
-        (RANGE.batch(2).unbatch(), "batch"),
-        (RANGE.flat_map(tf.data.Dataset.range), "flat_map"),
-        (
-            tf.data.Dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec((), tf.int64)),
-            "Python",
-        ),
+        # What the workers cannot do.
+        (ROWS, {"cache": "memory"}, "cache='memory'"),
+        (ROWS, {"cache": "device"}, "cache='device'"),
+        (ROWS, {"cache": "./folder"}, "cache='/"),
+        (ROWS, {"seed": 1}, "seed=1"),
+        (ROWS, {"transform": by_python}, "in the transform, which calls Python"),
+        (ROWS, {"augment": by_python}, "in the augment, which calls Python"),
+        (ROWS, {"transform": add_variable}, "in the transform, which holds a variable"),
+        (GENERATED, {}, "Python"),
+        # Sources that depend on the places of elements.
+        (RANGE.take(50), {}, "take"),
+        (RANGE.skip(50), {}, "skip"),
+        (RANGE.shard(2, 0), {}, "shard"),
+        (tf.data.Dataset.zip(RANGE, RANGE), {}, "zip"),
+        (RANGE.enumerate(), {}, "zip or enumerate"),
+        (RANGE.repeat(2), {}, "repeat"),
+        (RANGE.repeat(), {}, "an endless source"),
+        (RANGE.batch(2).unbatch(), {}, "batch"),
+        (RANGE.flat_map(tf.data.Dataset.range), {}, "flat_map"),
     ],
 )
-def test_sources_that_depend_on_places_are_refused(dataset, found):
+def test_what_a_service_cannot_run_is_refused(data, options, found):
     with pytest.raises(ValueError, match=rf"tf\.data service expects .*{found}.*What to do"):
-        plan_pipeline(dataset, batch_size=2, service=NOWHERE)
+        plan_pipeline(data, batch_size=2, service=NOWHERE, **options)
 
 
 def test_large_arrays_are_refused(monkeypatch):

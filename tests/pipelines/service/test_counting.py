@@ -18,21 +18,20 @@ def double(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [True, False])
-def test_each_element_comes_once_an_epoch(service, training):
-    options = {"batch_size": 7, "training": training, "remainder": "keep", "transform": double, "service": service}
-    dataset = build_pipeline(ROWS, **options)
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({"transform": double}, 2),
+        ({"transform": double, "training": False}, 2),
+        ({"transform": per_batch(double)}, 2),
+        ({"transform": per_batch(double), "augment": double}, 4),
+    ],
+)
+def test_each_element_comes_once_an_epoch(service, options, times):
+    dataset = build_pipeline(ROWS, batch_size=7, remainder="keep", service=service, **options)
     assert len(dataset) == 143
     for _ in range(2):
-        assert elements(dataset) == (2 * ROWS).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("augment", [None, double])
-def test_a_transform_of_batches_sees_each_element_once(service, augment):
-    options = {"batch_size": 7, "remainder": "keep", "transform": per_batch(double), "service": service}
-    dataset = build_pipeline(ROWS, augment=augment, **options)
-    assert elements(dataset) == ((2 if augment is None else 4) * ROWS).tolist()
+        assert elements(dataset) == (times * ROWS).tolist()
 
 
 @pytest.mark.slow
