@@ -25,7 +25,7 @@ from tfopt.pipelines.sources.parts import (
     mixing_place,
     own_count,
     own_seed,
-    share_mixture,
+    part_of,
     take_part,
     take_positions,
 )
@@ -95,13 +95,14 @@ def mix(parts: Sequence[tuple[Any, float]], *, stop: Stop = "first", **options: 
         counts = (_count(found, [[each.count] for each in found], turns, stop),)
     count = counts[index]
     mixed = _parts(plans, found, asked, turns, [None] * len(plans) if count is None else turns.counts(count))
-    facts = _mixed_facts(mixed, asked, counts, index)
-    chosen = replace(asked, shuffle=any(part.options.shuffle for part in mixed), remainder=facts.last_batch[0])
+    own = replace(asked, crop=None, crop_with=(), transform=None, cache=None)  # without those of the parts alone
+    facts = _mixed_facts(mixed, own, counts, index)
+    decided: Any = {"shuffle": any(part.options.shuffle for part in mixed), "remainder": facts.last_batch[0]}
+    chosen, own = replace(asked, **decided), replace(own, **decided)
     if asked.remainder is None:
         warn_left_out(chosen, facts)
     for part in mixed:
         _warn_unread(part)
-    own = replace(chosen, crop=None, crop_with=(), transform=None, cache=None)
     mixture = Mixture(
         name="mixture",
         setting=f"stop={stop!r}",
@@ -233,17 +234,16 @@ def _divided(
     """
     whole = [_facts(plan) for plan in plans]
     parts = [facts.part for facts in whole if facts.part is not None]
-    shuffled = any(plan.options.shuffle for plan in plans)
 
     def taking(plan: PipelinePlan, part: Part, take: Take) -> Facts:
         return inspect_source(part.source, replace(plan.options, split=None), take)
 
-    if not shuffled:
+    if not any(plan.options.shuffle for plan in plans):
         count = _count(whole, [[part.whole] for part in parts], turns, stop) or 0
         own = OwnTurns(turns.weights, block, parts[0].index, parts[0].parts)
         counts = [own_count(count, block, index, own.parts) for index in range(own.parts)]
         chosen = zip(plans, parts, own.taken(counts[own.index]), strict=True)
-        found = [taking(plan, part, partial(take_positions, part=part, positions=at)) for plan, part, at in chosen]
+        found = [taking(plan, part, _positions(part, at)) for plan, part, at in chosen]
         return found, own, counts
     one_by_one = partial(take_part, one_by_one=True)
     found = [
@@ -258,6 +258,10 @@ def _divided(
                 f"{part.source.name}. What to do: train in fewer processes, or leave this part out."
             )
     return found, turns, [_count(found, dealt, turns, stop)] * parts[0].parts
+
+
+def _positions(part: Part, at: Any) -> Take:
+    return lambda source, _: take_positions(source, part, at)
 
 
 def _parts(
@@ -291,34 +295,32 @@ def _parts(
 def _expect_alike(first: MixedPart, other: MixedPart) -> None:
     """Refuses examples that differ in structure, dtype or shape."""
     ones, others = (dict(named_leaves(part.element_spec, "example")) for part in (first, other))
-    expected = (
-        f"Expected examples of one structure, dtype and shape in all parts. {first.name} ({first.facts.source.name})"
-    )
-    remedy = "Make them alike in the `transform` of one of them."
     if ones.keys() != others.keys():
-        has = f"{other.name} ({other.facts.source.name}) has {', '.join(others)}"
-        raise PipelineError(f"{expected} has {', '.join(ones)}; {has}. {remedy}")
-    for name, leaf in ones.items():
-        if leaf != others[name]:
-            raise PipelineError(
-                f"{expected} has {_described(leaf)} at {name}; {other.name} ({other.facts.source.name}) has "
-                f"{_described(others[name])}. {remedy}"
-            )
+        expected, found = ", ".join(ones), ", ".join(others)
+    else:
+        at = next((name for name in ones if ones[name] != others[name]), None)
+        if at is None:
+            return
+        expected, found = f"{_described(ones[at])} at {at}", _described(others[at])
+    raise PipelineError(
+        f"Expected examples of one structure, dtype and shape in all parts. {first.name} ({first.facts.source.name}) "
+        f"has {expected}; {other.name} ({other.facts.source.name}) has {found}. Make them alike in the `transform` of "
+        "one of them."
+    )
 
 
 def _described(leaf: Any) -> str:
     return f"{leaf.dtype.name} of shape {leaf.shape}" if isinstance(leaf, tf.TensorSpec) else str(leaf)
 
 
-def _mixed_facts(parts: Sequence[MixedPart], asked: PipelineOptions, counts: Sequence[int | None], index: int) -> Facts:
+def _mixed_facts(parts: Sequence[MixedPart], own: PipelineOptions, counts: Sequence[int | None], index: int) -> Facts:
     """Returns what the stages after the mixture rest on."""
     names = [part.facts.source.name for part in parts]
-    sampled = _sampled(parts, MEASURED if asked.bucket else SAMPLED)
+    sampled = _sampled(parts, MEASURED if own.bucket else SAMPLED)
     source = Source(name=f"a mixture of {' and '.join(dict.fromkeys(names))}", dataset=lambda: sampled)
-    own = replace(asked, crop=None, crop_with=(), transform=None, cache=None)
     mixed = all(part.options.shuffle and part.facts.mixed for part in parts)
-    mixes = [part.facts.part for part in parts if part.facts.part is not None]
-    share = share_mixture(source, own, [count or 0 for count in counts], mixes, mixed=mixed) if mixes else None
+    mixes = tuple(part.facts.part for part in parts if part.facts.part is not None)
+    share = part_of(source, own, index, [count or 0 for count in counts], mixed=mixed, mixes=mixes) if mixes else None
     infinite = all(part.facts.infinite for part in parts)
     return inspect_mixture(source, own, sampled, part=share, count=counts[index], infinite=infinite, mixed=mixed)
 

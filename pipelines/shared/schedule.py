@@ -17,6 +17,7 @@ from tfopt.pipelines.shared.elements import without_autograph
 
 _MOST = 2**30  # for the sum of the weights: in `turns`, its square must stay below 2**62
 _CHUNK = 1024  # turns that are computed at once
+_NUMBERS = range(sys.maxsize)  # of turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ class Schedule:
 
     def turns_within(self, part: int, count: int) -> int:
         """Returns how many turns there are before a part takes one more than `count`."""
-        return bisect_right(self._all(), count, key=lambda turns: self.counts(turns)[part]) - 1
+        return bisect_right(_NUMBERS, count, key=lambda turns: self.counts(turns)[part]) - 1
 
     def turns_until(self, part: int, count: int) -> int:
         """Returns after how many turns a part has taken `count`."""
-        return bisect_left(self._all(), count, key=lambda turns: self.counts(turns)[part])
+        return bisect_left(_NUMBERS, count, key=lambda turns: self.counts(turns)[part])
 
     def turns(self, numbers: Any) -> Any:
         """Returns which part has each of these turns, counted from 0, as int64 tensors."""
@@ -87,10 +88,6 @@ class Schedule:
             )
 
         return tf.data.Dataset.range(first, stop, _CHUNK).flat_map(chunk)
-
-    @staticmethod
-    def _all() -> range:
-        return range(sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True)

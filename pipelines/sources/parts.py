@@ -78,31 +78,26 @@ def take_part(source: Source, options: PipelineOptions, *, one_by_one: bool = Fa
     divided = _exactly(source, parts, block) if exact else _divided(source, parts)
     counts = [each.count or 0 for each in divided]
     # By the counts alone, which all processes share; samples of their parts differ.
-    part = _part(source, options, index, counts, block, mixed=not exact or source.at is not None)
+    part = part_of(source, options, index, counts, block, mixed=not exact or source.at is not None)
     return divided[index], part
 
 
-def take_positions(source: Source, options: PipelineOptions, *, part: Part, positions: Any) -> tuple[Source, Part]:
+def take_positions(source: Source, part: Part, positions: Any) -> tuple[Source, Part]:
     """Returns the elements at these positions of a source that begins again at its end, and a part of it that says so.
 
     Args:
         source: The whole one.
-        options: Not used: the mixture divides it.
         part: What this process would have of it otherwise.
         positions: Ascending, int64.
     """
-    del options
     count, end = part.whole, int(positions[-1]) + 1 if len(positions) else 0
     is_chosen = np.zeros(end, bool)
     is_chosen[positions] = True
 
-    @without_autograph
     def position(number: Any) -> Any:
         return tf.gather(held_on_host(lambda: tf.constant(positions % count)), number)
 
-    @without_autograph
-    def is_own(number: Any, element: Any) -> Any:
-        del element
+    def is_own(number: Any) -> Any:
         return tf.gather(held_on_host(lambda: tf.constant(is_chosen)), number)
 
     chosen = _chosen(source, len(positions), position, is_own, end=end)
@@ -142,20 +137,20 @@ def mixing_place(options: PipelineOptions, found: Sequence[Part | None]) -> tupl
     return place
 
 
-def share_mixture(
-    source: Source, options: PipelineOptions, counts: Sequence[int], mixes: Sequence[Part], *, mixed: bool
+def part_of(
+    source: Source,
+    options: PipelineOptions,
+    index: int,
+    counts: Sequence[int],
+    block: int = 1,
+    *,
+    mixed: bool,
+    mixes: tuple[Part, ...] = (),
 ) -> Part:
-    """Returns what this process has of a mixture of which each process mixes so many examples.
+    """Returns a part, given how many examples each has, and whether each epoch leaves out others.
 
-    `mixes` says what it reads of each of the mixture's parts, and `mixed` whether each epoch leaves out other examples.
+    Of a mixture, `mixes` says what this process reads of each of its parts.
     """
-    return replace(_part(source, options, mixes[0].index, counts, 1, mixed=mixed), mixes=tuple(mixes))
-
-
-def _part(
-    source: Source, options: PipelineOptions, index: int, counts: Sequence[int], block: int, *, mixed: bool
-) -> Part:
-    """Returns a part, given how many examples each has, and whether each epoch leaves out others."""
     parts = len(counts)
     size = options.batch_size // parts
     left_out = sum(counts) - parts * (min(counts) // size * size)
@@ -180,6 +175,7 @@ def _part(
         batches=min(batches[index], steps),
         steps=steps,
         last_batch=last_batch,
+        mixes=mixes,
     )
 
 
@@ -297,49 +293,41 @@ def own_count(count: int, block: int, index: int, parts: int) -> int:
 def _by_position(source: Source, index: int, parts: int, block: int, count: int) -> Source:
     """Returns block `index` of each `parts` blocks of a source; without `at`, all raw elements are read for it."""
 
-    @without_autograph
     def position(number: Any) -> Any:
         return (number // block * parts + index) * block + number % block
 
-    @without_autograph
-    def is_own(number: Any, element: Any) -> Any:
-        del element
+    def is_own(number: Any) -> Any:
         return tf.equal(number // block % parts, index)
 
     return _chosen(source, own_count(count, block, index, parts), position, is_own)
 
 
 def _chosen(
-    source: Source, own: int, position: Callable[..., Any], is_own: Callable[..., Any], *, end: int | None = None
+    source: Source, own: int, position: Callable[[Any], Any], is_own: Callable[[Any], Any], *, end: int | None = None
 ) -> Source:
     """Returns `own` elements of a source, which begins again until `end` if that is given.
 
     Args:
         position: Given their number, returns their position.
-        is_own: Given the position of an element, and it, returns whether it is one of them.
+        is_own: Given the position of an element, returns whether it is one of them.
     """
-
-    @without_autograph
-    def alone(number: Any, element: Any) -> Any:
-        del number
-        return element
-
-    def read_at(positions: Any) -> Any:
-        return source.at(positions.map(position)) if source.at is not None else positions
+    at = source.at
+    position = without_autograph(position)
 
     def filtered() -> Any:
         whole = source.dataset() if end is None else source.dataset().repeat().take(end)
-        return whole.enumerate().filter(is_own).map(alone)
+        own = whole.enumerate().filter(without_autograph(lambda number, _: is_own(number)))
+        return own.map(without_autograph(lambda _, element: element))
 
     return replace(
         source,
-        dataset=filtered if source.at is None else lambda: read_at(sequence(own)),
+        dataset=filtered if at is None else lambda: at(sequence(own).map(position)),
         count=own,
         # Of all examples, so that all processes plan alike.
         sample=source.sample or (lambda limit: source.dataset().take(limit)),
         shuffled=None,
         pools=None,
-        at=None if source.at is None else read_at,
+        at=None if at is None else lambda positions: at(positions.map(position)),
         part=None,
         packed=None,
         checked=None,

@@ -57,11 +57,9 @@ def readings(numbers, count):
     return [numbers[at : at + count] for at in range(0, len(numbers), count)]
 
 
-MIXED = [
-    *itertools.product(
-        ["first", "all"], [(0.7, 0.3), (0.5, 0.5), (2, 1)], [None, "memory", "./cache", "auto"], [None, 3]
-    ),
-]
+MIXED = itertools.product(
+    ["first", "all"], [(0.7, 0.3), (0.5, 0.5), (2, 1)], [None, "memory", "./cache", "auto"], [None, 3]
+)
 
 
 @pytest.mark.slow
@@ -133,22 +131,16 @@ def test_parts_keep_what_is_their_own():
     assert set(ours) <= allowed
 
 
-def test_an_unshuffled_part_gives_what_its_own_remainder_would_drop():
-    ordered = plan_pipeline(np.arange(10), batch_size=4, shuffle=False, remainder="drop")
-    for cache in (None, "memory"):
-        other = plan_pipeline(np.arange(100, 105), batch_size=4, shuffle=False, cache=cache)
-        found = flat(mix([(ordered, 2), (other, 1)], batch_size=5, stop="all").build())
-        assert [n for n in found if n < 100] == list(range(10))
-        assert [n for n in found if n >= 100] == [100, 101, 102, 103, 104]
-
-
 def test_without_a_shuffle_shorter_parts_are_read_again_in_their_order():
-    for first in (np.arange(3), tf.data.Dataset.range(3)):
-        plan = mix([(first, 1), (10 + np.arange(7), 1)], batch_size=2, training=False, stop="all")
-        found = flat(plan.build())
-        assert sorted(n for n in found if n >= 10) == list(range(10, 17))
-        assert [n for n in found if n < 10] == [0, 1, 2, 0, 1, 2, 0][: len(found) - 7]
-        assert len(found) in (13, 14)
+    """The remainder of a plan is not used."""
+    for first in (np.arange(3), tf.data.Dataset.range(3), plan_pipeline(np.arange(3), batch_size=2, training=False)):
+        for cache in (None, "memory"):
+            options = {"training": False, "cache": cache}
+            second = plan_pipeline(10 + np.arange(7), batch_size=4, **options, remainder="drop")
+            found = flat(mix([(first, 1), (second, 1)], batch_size=2, **options, stop="all").build())
+            assert [n for n in found if n >= 10][:7] == list(range(10, 17))
+            assert [n for n in found if n < 10] == [0, 1, 2, 0, 1, 2, 0][: len(found) - 7]
+            assert len(found) in (13, 14)
 
 
 @pytest.mark.slow
@@ -322,7 +314,9 @@ def test_nothing_before_the_position_is_read(shuffle):
     assert {number for number in found if number >= 0} <= read
     whole = plan.build()
     flat(whole)
-    before = {number for number in flat(itertools.islice(whole, 30)) if number >= 0}
+    epoch = flat(itertools.islice(whole, 33))
+    assert found == epoch[240:]
+    before = {number for number in epoch[:240] if number >= 0}
     assert len(before) == 40
     assert not before & read
 
@@ -396,57 +390,66 @@ def test_a_profile_names_what_is_slow():
     assert "transform" in [stage.name for stage in profile.stages]
 
 
+NINE = np.arange(9)
+
+
 @pytest.mark.parametrize(
     ("weighed", "options", "error", "message"),
     [
         ([], {}, TypeError, "list of pairs"),
-        ((np.arange(9), 1), {}, TypeError, "pairs of a part and its weight"),
-        ([(np.arange(9), 0)], {}, ValueError, "weight to be above 0"),
-        ([(np.arange(9), float("nan"))], {}, ValueError, "finite"),
-        ([(np.arange(9), True)], {}, TypeError, "a number"),
-        ([(np.arange(9), 1)], {"stop": "last"}, ValueError, "stop"),
-        ([(np.arange(9), 1)], {"batchsize": 2}, TypeError, "Did you mean batch_size"),
-        ([(np.arange(9), 1)], {"cache": "device"}, UnsupportedError, "cache='device' of the mixture"),
-        ([(np.arange(9), 1)], {"service": "grpc://a:1"}, UnsupportedError, "service='grpc://a:1' of the mixture"),
-        ([(np.arange(9), 1), (np.arange(9.0), 1)], {}, PipelineError, r"has int64 of shape \(\) at example; part 2"),
+        ((NINE, 1), {}, TypeError, "pairs of a part and its weight"),
+        ([(NINE, 0)], {}, ValueError, "weight to be above 0"),
+        ([(NINE, float("nan"))], {}, ValueError, "finite"),
+        ([(NINE, True)], {}, TypeError, "a number"),
+        ([(NINE, 1)], {"stop": "last"}, ValueError, "stop"),
+        ([(NINE, 1)], {"batchsize": 2}, TypeError, "Did you mean batch_size"),
+        ([(NINE, 1)], {"cache": "device"}, UnsupportedError, "cache='device' of the mixture"),
+        ([(NINE, 1)], {"service": "grpc://a:1"}, UnsupportedError, "service='grpc://a:1' of the mixture"),
+        ([(NINE, 1), (NINE * 1.0, 1)], {}, PipelineError, r"has int64 of shape \(\) at example; part 2"),
         ([(np.zeros((9, 2)), 1), (np.zeros((9, 3)), 1)], {}, PipelineError, r"\(2,\) at example; part 2 \(arrays\)"),
-        ([({"a": np.arange(9)}, 1), (np.arange(9), 1)], {}, PipelineError, r"has example\['a'\]; part 2"),
+        ([({"a": NINE}, 1), (NINE, 1)], {}, PipelineError, r"has example\['a'\]; part 2"),
+        # Plans that cannot be parts.
+        (lambda: plan_pipeline(NINE, batch_size=3, cache="device"), {}, UnsupportedError, "'device' of part 1"),
+        (lambda: plan_pipeline(NINE, batch_size=3, seed=1).at(1), {}, UnsupportedError, "part 1 at epoch 1"),
+        (lambda: plan_pipeline(NINE, augment=per_batch(tf.abs)), {}, UnsupportedError, r"per_batch\(abs\) of part 1"),
+        (lambda: mix([(NINE, 1)]), {}, UnsupportedError, "a mixture as part 1"),
+        (lambda: plan_pipeline(NINE, training=False), {}, ValueError, "training=False of part 1"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(weighed, options, error, message):
+    weighed = [(weighed(), 1)] if callable(weighed) else weighed
     with pytest.raises(error, match=message):
         mix(weighed, **{"batch_size": 4} | options)
 
 
-@pytest.mark.parametrize(
-    ("part", "error", "message"),
-    [
-        (lambda: plan_pipeline(np.arange(9), batch_size=3, cache="device"), UnsupportedError, "'device' of part 1"),
-        (lambda: plan_pipeline(np.arange(9), batch_size=3, seed=1).at(1), UnsupportedError, "part 1 at epoch 1"),
-        (
-            lambda: plan_pipeline(np.arange(9), augment=per_batch(tf.abs)),
-            UnsupportedError,
-            r"per_batch\(abs\) of part 1",
-        ),
-        (lambda: mix([(np.arange(9), 1)]), UnsupportedError, "a mixture as part 1"),
-        (lambda: plan_pipeline(np.arange(9), training=False), ValueError, "training=False of part 1"),
-    ],
-)
-def test_plans_that_cannot_be_parts_are_refused(part, error, message):
-    with pytest.raises(error, match=message):
-        mix([(part(), 1)], batch_size=4)
+def in_processes(monkeypatch, count, make):
+    """Yields the plan that each of so many processes makes, as long as this one stands for it."""
+    monkeypatch.setattr(batch_stages, "distributed", lambda dataset, part: dataset)
+    for index in range(count):
+        monkeypatch.setattr(parts, "_place", lambda index=index: (index, count))
+        yield make()
+
+
+def read_in_processes(monkeypatch, count, make):
+    """The batches that each of so many processes reads, and their steps."""
+    read = [
+        ([batch.tolist() for batch in plan.build().as_numpy_iterator()], plan.to_dict()["steps_per_epoch"])
+        for plan in in_processes(monkeypatch, count, make)
+    ]
+    return [batches for batches, _ in read], {steps for _, steps in read}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stop", "remainder"), first_quick(itertools.product(["all", "first"], ["keep", "drop"])))
 def test_each_of_several_processes_mixes_its_parts(monkeypatch, stop, remainder):
     """Of the parts as of the whole: equal steps, each example once in a reading, and the same after a position."""
-    monkeypatch.setattr(batch_stages, "distributed", lambda dataset, part: dataset)
     epochs, steps = [], set()
-    for index in range(3):
-        monkeypatch.setattr(parts, "_place", lambda index=index: (index, 3))
+
+    def make():
         weighed = [(NUMBERS["a"], 0.5), (plan_pipeline(NUMBERS["b"], batch_size=3), 0.5)]
-        plan = mix(weighed, stop=stop, batch_size=9, seed=3, remainder=remainder)
+        return mix(weighed, stop=stop, batch_size=9, seed=3, remainder=remainder)
+
+    for plan in in_processes(monkeypatch, 3, make):
         dataset = plan.build()
         read = [contents(dataset) for _ in range(3)]
         steps |= {plan.to_dict()["steps_per_epoch"], *map(len, read)}
@@ -461,18 +464,6 @@ def test_each_of_several_processes_mixes_its_parts(monkeypatch, stop, remainder)
         assert {len(set(each)) for each in small} == {SMALL // 3}
         assert len(set(large)) == (min(COUNT, len(large)))
     assert stop == "first" or remainder == "drop" or len(set(large)) == COUNT
-
-
-def in_processes(monkeypatch, count, make):
-    """The batches of a plan that each of so many processes makes, and its steps."""
-    monkeypatch.setattr(batch_stages, "distributed", lambda dataset, part: dataset)
-    read, steps = [], set()
-    for index in range(count):
-        monkeypatch.setattr(parts, "_place", lambda index=index: (index, count))
-        plan = make()
-        steps.add(plan.to_dict()["steps_per_epoch"])
-        read.append([batch.tolist() for batch in plan.build().as_numpy_iterator()])
-    return read, steps
 
 
 def from_python(start, count):
@@ -505,7 +496,7 @@ def test_without_a_shuffle_processes_divide_each_batch(monkeypatch, name):
         return mix(weighed(), stop=stop, batch_size=batch_size, training=False)
 
     alone = [batch.tolist() for batch in make().build().as_numpy_iterator()]
-    read, steps = in_processes(monkeypatch, processes, make)
+    read, steps = read_in_processes(monkeypatch, processes, make)
     together = itertools.zip_longest(*read, fillvalue=[])
     assert [[*itertools.chain(*batches)] for batches in together] == alone
     assert steps == {len(alone)}
@@ -516,7 +507,7 @@ def test_a_part_in_order_is_dealt_out_where_others_are_shuffled(monkeypatch):
         ordered = plan_pipeline(1000 + np.arange(10), batch_size=30, shuffle=False)
         return mix([(np.arange(10), 0.5), (ordered, 0.5)], batch_size=30, seed=1)
 
-    read, steps = in_processes(monkeypatch, 2, make)
+    read, steps = read_in_processes(monkeypatch, 2, make)
     assert sorted(flat(itertools.chain(*read))) == [*range(10), *range(1000, 1010)]
     assert steps == {1}
 

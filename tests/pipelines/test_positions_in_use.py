@@ -203,6 +203,20 @@ def test_each_of_several_processes_goes_on_with_its_part(monkeypatch, count, rem
             assert [contents(moved), contents(moved)] == [epochs[1][batch:], epochs[2]]
 
 
+@pytest.mark.parametrize("what", ["bucketed", "in two processes"])
+def test_the_epoch_after_a_resumed_one_is_whole(monkeypatch, what):
+    data, options = np.arange(COUNT), {}
+    if what == "bucketed":
+        data, options = [[number] * (1 + number % 30) for number in range(COUNT)], {"bucket": True}
+    else:
+        monkeypatch.setattr(batch_stages, "distributed", lambda dataset, part: dataset)
+        monkeypatch.setattr(parts, "_place", lambda: (0, 2))
+    plan = plan_pipeline(data, **OPTIONS | options)
+    steps = len(list(plan.build()))
+    moved = plan.at(0, 3).build()
+    assert [len(list(moved)) for _ in range(2)] == [steps - 3, steps]
+
+
 def test_the_plan_says_where_it_begins():
     plan = plan_pipeline(np.arange(COUNT), **OPTIONS)
     assert "begin" not in str(plan)

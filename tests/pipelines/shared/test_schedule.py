@@ -31,10 +31,6 @@ def test_each_part_keeps_its_share(parts):
             assert made.counts(turns) == found[:, turns].tolist()
 
 
-def test_equal_parts_alternate():
-    assert schedule([1, 1]).turns(np.arange(6)).numpy().tolist() in ([0, 1] * 3, [1, 0] * 3)
-
-
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (70_000, 30_000), (7e-9, 3e-9), (np.float64(0.7), np.float32(0.3))])
 def test_weights_have_any_scale(weights):
     made = schedule([float(f"{float(weight):.6g}") for weight in weights])
