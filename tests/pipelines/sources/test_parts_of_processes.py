@@ -42,6 +42,12 @@ def sources(tmp_path_factory):
     return tmp_path_factory.mktemp("sources")
 
 
+def read(made):
+    """The batches of each dataset or plan."""
+    datasets = [each.build() if hasattr(each, "build") else each for each in made]
+    return [[batch.tolist() for batch in dataset.as_numpy_iterator()] for dataset in datasets]
+
+
 RECORDS_FIRST = sorted(NAMES, key=lambda name: name != "records")
 TABLE = [*itertools.product(NAMES, (2, 1, 3, 4), ("keep", "drop"), (None, 7))]
 
@@ -53,7 +59,7 @@ def test_each_example_comes_to_one_process_once_an_epoch(sources, plans, name, p
     built = [plan.build() for plan in made]
     orders = []
     for _ in range(2):
-        seen = [[batch.tolist() for batch in dataset.as_numpy_iterator()] for dataset in built]
+        seen = read(built)
         steps = {len(batches) for batches in seen}
         found = sorted(number for batches in seen for batch in batches for number in batch)
         if remainder == "drop":
@@ -68,36 +74,28 @@ def test_each_example_comes_to_one_process_once_an_epoch(sources, plans, name, p
     assert orders[0] != orders[1]
     if seed is not None:
         again = plans(made_of, processes, transform=transform, remainder=remainder, seed=seed)
-        assert [[batch.tolist() for batch in plan.build().as_numpy_iterator()] for plan in again] == orders[0]
+        assert read(again) == orders[0]
 
 
 @pytest.mark.parametrize(("processes", "name"), first_quick(itertools.product((2, 3, 4), RECORDS_FIRST), every=2))
 def test_without_a_shuffle_the_processes_batches_in_turn_are_those_of_one(sources, plans, name, processes):
     made_of, transform = source(sources, name)
     (alone,), made = (plans(made_of, count, transform=transform, training=False) for count in (1, processes))
-    expected = [batch.tolist() for batch in alone.build().as_numpy_iterator()]
+    (expected,) = read([alone])
     assert sorted(number for batch in expected for number in batch) == ALL
     assert {plan.to_dict()["steps_per_epoch"] for plan in made} == {len(expected)}
-    batches = [list(plan.build().as_numpy_iterator()) for plan in made]
-    for step, numbers in enumerate(expected):
-        assert [number for each in batches if step < len(each) for number in each[step]] == numbers
+    together = itertools.zip_longest(*read(made), fillvalue=[])
+    assert [[*itertools.chain(*batches)] for batches in together] == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_cache_on_disk_holds_the_part_of_one_process_only(plans, tmp_path, shuffle):
     # Such a source has no fingerprint, so the key given stands for the data.
-    made = plans(
-        tf.data.Dataset.range(COUNT),
-        2,
-        shuffle=shuffle,
-        remainder="keep",
-        cache=str(tmp_path),
-        cache_key="numbers",
-    )
+    options = {"shuffle": shuffle, "remainder": "keep", "cache": str(tmp_path), "cache_key": "numbers"}
+    made = plans(tf.data.Dataset.range(COUNT), 2, **options)
     for _ in range(2):
-        seen = [number for plan in made for batch in plan.build().as_numpy_iterator() for number in batch.tolist()]
-        assert sorted(seen) == ALL
+        assert sorted(number for batches in read(made) for batch in batches for number in batch) == ALL
 
 
 def test_processes_draw_different_augmentations_under_one_seed(plans):
@@ -139,23 +137,22 @@ def test_a_function_that_adds_examples_to_the_batches_of_several_replicas_is_ref
 
 def test_a_batch_that_only_one_process_could_fill_is_left_out_by_all(plans):
     made = plans(np.arange(107), 2, remainder="drop")  # 54 and 53 examples, 6 of each batch
-    seen = [[batch.tolist() for batch in plan.build().as_numpy_iterator()] for plan in made]
-    assert [[len(batch) for batch in batches] for batches in seen] == [[6] * 8] * 2
+    assert [[len(batch) for batch in batches] for batches in read(made)] == [[6] * 8] * 2
     assert [plan.to_dict()["steps_per_epoch"] for plan in made] == [8, 8]
 
 
-@pytest.mark.parametrize("kind", ["arrays", "records"])
-def test_fewer_shuffled_examples_than_processes_still_come_once(plans, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("arrays", {"remainder": "keep"}, [[[0]], [[1]], []]),
+        ("records", {"remainder": "keep"}, [[[0]], [[1]], []]),
+        ("arrays", {"training": False}, [[[0, 1]], [], []]),
+    ],
+)
+def test_fewer_examples_than_processes_still_come_once(plans, tmp_path, kind, options, expected):
     write_files(tmp_path, (1, 1))
     data = np.arange(2) if kind == "arrays" else records(f"{tmp_path}/*", features=FEATURES)
-    made = plans(data, 3, remainder="keep", transform=None if kind == "arrays" else lambda parsed: parsed["number"])
-    seen = [[batch.tolist() for batch in plan.build().as_numpy_iterator()] for plan in made]
-    assert seen == [[[0]], [[1]], []]
-    assert {plan.to_dict()["steps_per_epoch"] for plan in made} == {1}
-
-
-def test_fewer_examples_than_processes_still_come_once(plans):
-    made = plans(np.arange(3), 4, training=False)
-    seen = [[batch.tolist() for batch in plan.build().as_numpy_iterator()] for plan in made]
-    assert seen == [[[0, 1, 2]], [], [], []]
+    transform = None if kind == "arrays" else lambda parsed: parsed["number"]
+    made = plans(data, 3, transform=transform, **options)
+    assert read(made) == expected
     assert {plan.to_dict()["steps_per_epoch"] for plan in made} == {1}
