@@ -75,39 +75,31 @@ def test_steps_are_those_of_one_process(place, remainder, count, steps):
 
 
 @pytest.mark.parametrize(
-    ("name", "remainder", "batches", "steps"),
-    [  # files of 10, of which one process has one and the others two; and 40 records, divided equally
-        ("records, skip", "keep", 5, 10),
-        ("records, skip", "drop", 5, 5),
-        ("records", "keep", 7, 7),
-        ("records", "drop", 6, 6),
-    ],
-)
-def test_unlike_parts_take_the_steps_of_the_largest_or_of_the_smallest(place, sources, name, remainder, batches, steps):
-    place(2, 3)
-    options = PipelineOptions(batch_size=6, remainder=remainder, service="grpc://a:1")
-    _, part = take_part(sources[name], options)
-    assert (part.batches, part.steps) == (batches, steps)
-
-
-@pytest.mark.parametrize(
-    ("name", "batch_size", "steps", "remainder"),
+    ("name", "batch_size", "remainder", "steps", "chosen", "batches"),
     [
-        ("arrays", 6, 8, "drop"),  # 2 of 50 left out
-        ("arrays", 9, 6, "keep"),  # 5 of 50
-        ("arrays", 60, 1, "keep"),  # a process has 16
-        ("records", 6, 7, "keep"),  # 4 of 40
-        ("records, skip", 6, 10, "keep"),  # files of 20, 20 and 10
-        ("records, skip", 30, 2, "keep"),
+        # Five files of 10, of which the third process has one; and 40 records, divided equally.
+        ("records, skip", 6, "keep", 10, "keep", 5),
+        ("records, skip", 6, "drop", 5, "drop", 5),
+        ("records", 6, "keep", 7, "keep", 7),
+        ("records", 6, "drop", 6, "drop", 6),
+        # By default little is left out.
+        ("arrays", 6, None, 8, "drop", 8),  # 2 of 50 left out
+        ("arrays", 9, None, 6, "keep", 6),  # 5 of 50
+        ("arrays", 60, None, 1, "keep", 1),  # a process has 16
+        ("records", 6, None, 7, "keep", 7),  # 4 of 40
+        ("records, skip", 6, None, 10, "keep", 5),
+        ("records, skip", 30, None, 2, "keep", 1),
     ],
 )
-def test_by_default_all_processes_take_the_same_steps_and_leave_out_little(
-    place, sources, name, batch_size, steps, remainder
+def test_all_processes_take_the_steps_of_the_largest_part_or_of_the_smallest(
+    place, sources, name, batch_size, remainder, steps, chosen, batches
 ):
     for index in range(3):
         place(index, 3)
-        _, part = take_part(sources[name], PipelineOptions(batch_size=batch_size, service="grpc://a:1"))
-        assert (part.steps, part.last_batch[0]) == (steps, remainder)
+        options = PipelineOptions(batch_size=batch_size, remainder=remainder, service="grpc://a:1")
+        _, part = take_part(sources[name], options)
+        assert (part.steps, part.last_batch[0]) == (steps, chosen)
+    assert part.batches == batches
 
 
 def gzipped(paths):
@@ -119,17 +111,12 @@ def gzipped(paths):
 @pytest.mark.parametrize(
     ("source", "options", "error", "found"),
     [
-        (lambda _: arrays(ROWS), {"batch_size": 7}, ValueError, "batch_size that splits evenly .*Found: 7.*pass 6"),
-        (lambda _: arrays(ROWS), {"remainder": "pad"}, ValueError, "Found: 'pad'.*pass 'keep'"),
-        (lambda _: arrays(ROWS), {"device": "CPU:0"}, ValueError, "Found: 'CPU:0'.*leave it out"),
-        (
-            lambda _: arrays(ROWS),
-            {"batch_size": 51, "remainder": "drop"},
-            PipelineError,
-            "Expected 17 examples in each of 3.*Found|has 16",
-        ),
-        (lambda _: arrays(ROWS[:2]), {}, PipelineError, "examples for each of 3 processes. Found: 2 in arrays"),
-        (lambda _: Source(name="own", dataset=lambda: None), {}, UnsupportedError, "Found: own.*a `part`"),
+        (arrays(ROWS), {"batch_size": 7}, ValueError, "batch_size that splits evenly .*Found: 7.*pass 6"),
+        (arrays(ROWS), {"remainder": "pad"}, ValueError, "Found: 'pad'.*pass 'keep'"),
+        (arrays(ROWS), {"device": "CPU:0"}, ValueError, "Found: 'CPU:0'.*leave it out"),
+        (arrays(ROWS), {"batch_size": 51, "remainder": "drop"}, PipelineError, "Expected 17 examples in each.*has 16"),
+        (arrays(ROWS[:2]), {}, PipelineError, "examples for each of 3 processes. Found: 2 in arrays"),
+        (Source(name="own", dataset=lambda: None), {}, UnsupportedError, "Found: own.*a `part`"),
         (gzipped, {}, UnsupportedError, "known number of examples.*Found: records in 3 files.*write_records"),
     ],
 )
@@ -138,7 +125,7 @@ def test_what_has_no_parts_is_refused(place, monkeypatch, tmp_path, source, opti
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: mock.Mock(num_replicas_in_sync=3))
     chosen = PipelineOptions(**{"batch_size": 6, "service": "grpc://a:1", **options})
     with pytest.raises(error, match=found):
-        take_part(source(tmp_path), chosen)
+        take_part(source(tmp_path) if callable(source) else source, chosen)
 
 
 def test_fewer_files_than_processes_are_refused(sources):
