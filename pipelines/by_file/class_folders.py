@@ -3,51 +3,70 @@
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
 from tfopt.errors import PipelineError
-from tfopt.pipelines.by_file.labels import expect_classes
+from tfopt.pipelines.by_file.labels import Labelled, expect_classes
 from tfopt.pipelines.sources.image_files import is_image
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 
-def list_images(folder: str, classes: Sequence[str] | None) -> tuple[list[str], list[int], list[str]]:
-    """Returns the paths, sorted within each class, their labels, and the class names."""
+def images_in(folder: str, classes: Sequence[str] | None) -> Labelled:
+    """Returns the images of a folder, sorted within each class, with their labels; without classes, with their names.
+
+    Raises:
+        PipelineError: If the folder, or one below it, cannot be read or does not hold what it should.
+    """
     if not os.path.isdir(folder):
         raise PipelineError(
             f"Expected a folder of images with one subfolder per class. There is no folder {folder!r}. Check the path."
         )
+    try:
+        return _read(folder, classes)
+    except OSError as error:
+        raise PipelineError(
+            f"Expected to read {error.filename!r}. Cannot read it: {error.strerror}. Fix or allow that, or move it "
+            "elsewhere."
+        ) from error
+
+
+def _read(folder: str, classes: Sequence[str] | None) -> Labelled:
     entries = _entries(folder)
-    folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry))
+    folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry)]
+    others = [entry for entry in entries if entry.name not in folders]
+    flat = [entry.path for entry in others if _leads_nowhere(entry) or _is_image_file(entry)]
+    if flat and not folders and classes is None:
+        return Labelled(flat, np.array([os.path.basename(path) for path in flat], object))
     if not folders:
         raise PipelineError(
             f"Expected one subfolder per class in {folder!r}. It holds none. Move the images into one; for text pass "
             "lines(paths), for other files files(paths, labels)."
         )
-    names = folders if classes is None else _checked_classes(classes, folder, folders)
-    _refuse_strays([entry for entry in entries if entry.name not in folders], folder)
-    paths, labels = [], []
-    for label, name in enumerate(names):
-        if name not in folders:
-            continue
-        found = _files_below(os.path.join(folder, name))
-        if not found:
+    names = folders if classes is None else expect_classes(classes)
+    for name in folders:
+        if name not in names:
+            raise PipelineError(
+                f"Expected only the classes {names} in {folder!r}. Found the folder {name!r}. Add it to `classes`, or "
+                "remove the folder."
+            )
+    _refuse_strays(others, folder)
+    found = {name: _files_below(os.path.join(folder, name)) for name in names if name in folders}
+    for name, paths in found.items():
+        if not paths:
             raise PipelineError(
                 f"Expected images of every class. The class folder {os.path.join(folder, name)!r} holds no files. "
                 "Remove or fill it."
             )
-        paths += found
-        labels += [label] * len(found)
     if classes is None:
-        _refuse_splits(folder, names, paths)
-    return paths, labels, names
+        _refuse_splits(folder, found)
+    labels = [label for label, name in enumerate(names) for _ in found.get(name, [])]
+    return Labelled([path for paths in found.values() for path in paths], np.array(labels, np.int32), tuple(names))
 
 
-def flat_images(folder: str) -> list[str]:
-    """Returns the images of a folder that holds no folders, sorted."""
-    entries = _entries(folder) if os.path.isdir(folder) else []
-    if any(map(os.path.isdir, entries)):
-        return []
-    return sorted(entry.path for entry in entries if _leads_nowhere(entry) or _is_image_file(entry))
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def _is_image_file(entry: os.DirEntry[str]) -> bool:
@@ -59,25 +78,6 @@ def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() and not os.path.exists(entry.path)
 
 
-def _checked_classes(classes: Sequence[str], folder: str, folders: list[str]) -> list[str]:
-    names = expect_classes(classes)
-    for name in folders:
-        if name not in names:
-            raise PipelineError(
-                f"Expected only the classes {names} in {folder!r}. Found the folder {name!r}. Add it to `classes`, or "
-                "remove the folder."
-            )
-    return names
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise _unreadable(folder, error) from error
-
-
 def _files_below(folder: str, above: tuple[str, ...] = ()) -> list[str]:
     real = os.path.realpath(folder)
     if real in above:
@@ -87,43 +87,32 @@ def _files_below(folder: str, above: tuple[str, ...] = ()) -> list[str]:
         )
     found = []
     for entry in _entries(folder):
-        found += _files_below(entry.path, (*above, real)) if _is_folder(entry) else [entry.path]
+        if _leads_nowhere(entry) or entry.is_file():  # the first is a bad file
+            found.append(entry.path)
+        elif entry.is_dir():
+            found += _files_below(entry.path, (*above, real))
+        else:  # unopened, since opening a pipe can block
+            raise PipelineError(
+                f"Expected files in the class folders. {entry.path!r} is a pipe, a socket or a device. Move it "
+                "elsewhere."
+            )
     return sorted(found)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder rather than a file; refuses all else unopened, since opening a pipe can block."""
-    if _leads_nowhere(entry):
-        return False  # a bad file
-    try:
-        if entry.is_dir():
-            return True
-        if entry.is_file():
-            return False
-        os.stat(entry.path)  # raises what is wrong with it
-    except OSError as error:
-        raise _unreadable(entry.path, error) from error
-    raise PipelineError(
-        f"Expected files in the class folders. {entry.path!r} is a pipe, a socket or a device. Move it elsewhere."
-    )
-
-
-def _refuse_splits(folder: str, classes: list[str], paths: list[str]) -> None:
+def _refuse_splits(folder: str, found: dict[str, list[str]]) -> None:
     """Refuses a folder of splits such as train and val, each with the classes below it."""
-    if not _SPLITS.issuperset(map(str.lower, classes)):
-        return
-    holders = {os.path.dirname(path) for path in paths}
-    if not any(os.path.join(folder, name) in holders for name in classes):
+    direct = any(os.path.dirname(path) == os.path.join(folder, name) for name in found for path in found[name])
+    if not direct and _SPLITS.issuperset(map(str.lower, found)):
         raise PipelineError(
-            f"Expected one subfolder per class in {folder!r}. Found the splits {classes}, which hold folders only. "
-            f"Pass one of them, such as {os.path.join(folder, classes[0])!r}; if they are classes, name them in "
+            f"Expected one subfolder per class in {folder!r}. Found the splits {list(found)}, which hold folders only. "
+            f"Pass one of them, such as {os.path.join(folder, min(found))!r}; if they are classes, name them in "
             "`classes`."
         )
 
 
 def _refuse_strays(entries: Sequence[os.DirEntry[str]], folder: str) -> None:
     """Refuses images beside the class folders, and links to classes that are gone: they would silently be left out."""
-    for entry in sorted(entries, key=lambda entry: entry.path):
+    for entry in entries:
         if _leads_nowhere(entry):
             raise PipelineError(
                 f"Expected class folders in {folder!r}. Found the link {entry.name!r} to {os.readlink(entry.path)!r}, "
@@ -134,9 +123,3 @@ def _refuse_strays(entries: Sequence[os.DirEntry[str]], folder: str) -> None:
                 f"Expected images in class folders. The image {entry.path!r} is in no class folder. Move it into one, "
                 f"or out of {folder!r}."
             )
-
-
-def _unreadable(path: str, error: OSError) -> PipelineError:
-    return PipelineError(
-        f"Expected to read {path!r}. Cannot read it: {error.strerror}. Fix or allow that, or move it elsewhere."
-    )

@@ -1,20 +1,17 @@
 """Files as a source of their bytes, for formats that users decode themselves."""
 
 import os
-import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
-from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
+from tfopt.pipelines.by_file.file_source import FileKind, file_source
 from tfopt.pipelines.by_file.labels import Labelled, expect_paths, labelled
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import for_each_path
-from tfopt.pipelines.shared.problems import Problem, listed
+from tfopt.pipelines.shared.problems import Problem, head_of
 from tfopt.pipelines.sources.source import Source, common_length
 
 
@@ -46,46 +43,21 @@ def files(paths: Any, labels: Any = None, *, classes: Sequence[str] | None = Non
         >>> sounds = files(["yes.wav", "no.wav"], ["yes", "no"])
         >>> dataset = build_pipeline(sounds, transform=decoded, batch_size=2)  # doctest: +SKIP
     """
-    found = _named(paths, classes) if labels is None else labelled("files()", paths, labels, classes)
-    return file_source(
-        _FILES, f"{len(found.paths):,} files by their paths", found.paths, found.values, found.class_names, found.note
-    )
-
-
-def _named(paths: Any, classes: Sequence[str] | None) -> Labelled:
-    """Returns paths with the names of their files."""
-    if classes is not None:
+    if labels is not None:
+        given = labelled("files()", paths, labels, classes)
+    elif classes is not None:
         raise TypeError("files() expects `classes` only with labels. Received none. Pass `labels`, or leave both out.")
-    known = expect_paths("files()", paths)
-    common_length({"paths": len(known)})
-    return Labelled(known, np.array(list(map(os.path.basename, known)), object), None)
+    else:
+        known = expect_paths("files()", paths)
+        common_length({"paths": len(known)})
+        given = Labelled(known, np.array(list(map(os.path.basename, known)), object))
+    return file_source(_FILES, f"{len(given.paths):,} files by their paths", given)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    problem: Problem | None
-
-
-def _look(paths: Sequence[str], values: Any, *, decoding: bool) -> list[_File]:
+def _look(paths: Sequence[str], values: Any, *, decoding: bool) -> list[tuple[Problem | None, None]]:
     del values, decoding  # only the user can decode them
-    return for_each_path(lambda path: _File(_problem(path)), paths)
-
-
-def _problem(path: str) -> Problem | None:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # unopened: opening a pipe can block
-            return Problem(path, "unreadable", "a folder, a pipe or a device")
-        with open(path, "rb") as file:
-            return None if file.read(1) else Problem(path, "empty", "an empty file")
-    except OSError as error:
-        return Problem(path, "unreadable", f"Cannot read it: {error.strerror}")
-
-
-def _refusal(problems: Sequence[Problem]) -> PipelineError:
-    return PipelineError(
-        f"Expected files with contents. Found {len(problems):,} that are missing, empty or unreadable:\n"
-        f"{listed(problems)}\nCorrect their paths, or pass on_bad_file='skip', which leaves such files out."
-    )
+    heads = for_each_path(lambda path: head_of(path, 1), paths)
+    return [(head if isinstance(head, Problem) else None, None) for head in heads]
 
 
 @without_autograph
@@ -98,5 +70,9 @@ def _read(path: Any, value: Any) -> Any:
 
 
 _FILES = FileKind(
-    look=_look, reading=lambda found: Reading(decode=_read), refusal=_refusal, fault="are missing, empty or unreadable"
+    look=_look,
+    reading=lambda found: {"decode": _read},
+    refusal="Expected files with contents. Found {count} that are missing, empty or unreadable:\n{listed}\nCorrect "
+    "their paths, or pass on_bad_file='skip', which leaves such files out.",
+    fault="are missing, empty or unreadable",
 )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.by_file.class_folders import flat_images, list_images
-from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
-from tfopt.pipelines.by_file.labels import holds_columns, labelled, of_pairs, of_table
+from tfopt.pipelines.by_file.class_folders import images_in
+from tfopt.pipelines.by_file.file_source import FileKind, file_source
+from tfopt.pipelines.by_file.labels import columns_of, labelled
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import as_path, expect_reachable
 from tfopt.pipelines.sources.image_files import (
@@ -19,7 +19,6 @@ from tfopt.pipelines.sources.image_files import (
     decode_image,
     examine,
     expect_image_bytes,
-    refusal,
     unhonoured,
 )
 from tfopt.pipelines.sources.source import Source
@@ -69,31 +68,17 @@ def images(
         >>> images([("a.jpg", ["cat"]), ("b.jpg", ["cat", "dog"])]).class_names
         ('cat', 'dog')
     """
-    if holds_columns(files):
-        return _of_columns(
-            of_table("images()", files, (column or "paths", label or "labels"), ("column", "label")), classes
-        )
-    if column is not None or label is not None:
-        raise TypeError(
-            f"images() expects `column` and `label` only with a table. Received: {type(files).__name__}. Leave them "
-            "out, or pass a data frame or the path of a .csv file."
-        )
-    if isinstance(files, list):
-        return _of_columns(of_pairs("images()", files), classes)
-    if isinstance(files, tuple):
-        return _of_columns(files, classes)
+    columns = columns_of("images()", files, {"column": column, "label": label}, ("paths", "labels"))
+    if columns is not None:
+        given = labelled("images()", *columns, classes)
+        return file_source(IMAGES, f"{len(given.paths):,} images by their paths", given)
     if not isinstance(files, str | os.PathLike):
         raise TypeError(
             "images() expects the path of a folder, pairs in a list, (paths, labels) or a table. Received: "
             f"{type(files).__name__}. Pass [(path, label), …]."
         )
     root = expect_reachable(as_path("the path of a folder", files))
-    name = f"images in {root}"
-    flat = None if classes is not None else flat_images(root)
-    if flat:
-        return file_source(_IMAGES, name, flat, np.array([os.path.basename(path) for path in flat], object))
-    paths, labels, names = list_images(root, classes)
-    return file_source(_IMAGES, name, paths, np.array(labels, dtype=np.int32), tuple(names))
+    return file_source(IMAGES, f"images in {root}", images_in(root, classes))
 
 
 def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
@@ -124,35 +109,20 @@ def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:
             "files of records call verify_records."
         )
     paths = np.array(source.files, object).ravel().tolist()
-    found = examine(paths, decoding=True, again=True)
-    return ImagesReport(len(found), tuple(each.problem for each in found if each.problem is not None))
+    problems = [problem for problem, _ in examine(paths, decoding=True, again=True)]
+    return ImagesReport(len(problems), tuple(problem for problem in problems if problem is not None))
 
 
-def _of_columns(columns: tuple[Any, ...], classes: Sequence[str] | None) -> Source:
-    if len(columns) != 2:
-        raise TypeError(
-            f"images() expects (paths, labels). Received a tuple of {len(columns)}. Pass these two, or pairs in a list."
-        )
-    found = labelled("images()", *columns, classes)
-    name = f"{len(found.paths):,} images by their paths"
-    return file_source(_IMAGES, name, found.paths, found.values, found.class_names, found.note)
-
-
-def _look(paths: Sequence[str], labels: Any, *, decoding: bool) -> list[ImageFile]:
-    del labels
-    return examine(paths, decoding=decoding)
-
-
-def image_reading(found: Sequence[ImageFile]) -> Reading:
+def _reading(found: Sequence[ImageFile]) -> dict[str, Any]:
     """Returns how images are read, given what was found of them."""
     ends = bool(found) and all(each.ends for each in found)
     only_jpeg = bool(found) and all(each.format == "JPEG" for each in found)
-    return Reading(
-        decode=partial(_read_and_decode, ends=ends, only_jpeg=only_jpeg),
-        encoded=partial(_read, ends=ends, only_jpeg=only_jpeg),
-        only_jpeg=only_jpeg,
-        note=unhonoured(found),
-    )
+    return {
+        "decode": partial(_read_and_decode, ends=ends, only_jpeg=only_jpeg),
+        "encoded": partial(_read, ends=ends, only_jpeg=only_jpeg),
+        "only_jpeg": only_jpeg,
+        "note": unhonoured(found),
+    }
 
 
 @without_autograph
@@ -166,4 +136,12 @@ def _read_and_decode(path: Any, value: Any, *, ends: bool, only_jpeg: bool) -> A
     return decode_image(contents), value
 
 
-_IMAGES = FileKind(look=_look, reading=image_reading, refusal=refusal, fault="do not decode", are_images=True)
+IMAGES = FileKind(
+    look=lambda paths, labels, *, decoding: examine(paths, decoding=decoding),
+    reading=_reading,
+    refusal="Expected images that TensorFlow decodes. Found {count} that it does not:\n{listed}\nRemove or convert "
+    "them, or pass on_bad_file='skip', which leaves such files out. verify_images also finds those that are damaged "
+    "inside.",
+    fault="do not decode",
+    are_images=True,
+)

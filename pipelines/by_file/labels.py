@@ -19,51 +19,44 @@ class Labelled:
 
     paths: list[str]
     values: Any  # a NumPy array
-    class_names: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None = None
     note: str = ""  # for the plan
 
 
-def holds_columns(data: Any) -> bool:
-    """Whether this is the path of a CSV file, or columns by name: a dict, a data frame or a pyarrow Table."""
-    if isinstance(data, str | os.PathLike):
-        return str(data).endswith(".csv") and not os.path.isdir(data)
-    return isinstance(data, Mapping) or hasattr(data, "columns")
+def columns_of(
+    caller: str, files: Any, options: dict[str, str | None], defaults: tuple[str, str]
+) -> tuple[Any, Any] | None:
+    """Returns the two columns of a table, of pairs in a list or of a tuple; None for anything else.
 
-
-def of_table(caller: str, table: Any, columns: tuple[str, str], options: tuple[str, str]) -> tuple[Any, Any]:
-    """Returns two columns of a table; `options` are the arguments that name them, for errors.
+    `options` are the user's arguments that name the columns of a table, `defaults` the names without them.
 
     Raises:
-        ValueError: If one is missing.
+        TypeError: If an item of a list is not a pair, a tuple has not two, or columns are named without a table.
+        ValueError: If a column is missing.
         PipelineError: If a number is missing in one.
     """
-    if isinstance(table, str | os.PathLike):
-        path = expect_reachable(os.fspath(table))
-        file_stamps([path])
-        table = read_csv(path)
-    known = table if isinstance(table, Mapping) else getattr(table, "column_names", table.columns)
-    if not set(columns).issubset(known):
-        raise ValueError(
-            f"{caller} expects a table with the columns {columns[0]!r} and {columns[1]!r}. Received: "
-            f"{', '.join(map(repr, known))}. Name them with `{options[0]}` and `{options[1]}`."
+    if _is_table(files):
+        names = [given or default for given, default in zip(options.values(), defaults, strict=True)]
+        return _of_table(caller, files, names, options)
+    if any(given is not None for given in options.values()):
+        raise TypeError(
+            f"{caller} expects {' and '.join(map('`{}`'.format, options))} only with a table. Received: "
+            f"{type(files).__name__}. Leave them out, or pass a data frame or the path of a .csv file."
         )
-    first, second = (_values(table, name) for name in columns)
-    return first, second
-
-
-def of_pairs(caller: str, pairs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the first and the second items of pairs.
-
-    Raises:
-        TypeError: If an item is not a pair.
-    """
-    for number, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(
-                f"{caller} expects pairs in a list. Received at index {number}: {pair!r}. Pass a list of tuples of "
-                "two items, or a tuple of two sequences."
-            )
-    return [first for first, _ in pairs], [second for _, second in pairs]
+    if isinstance(files, list):
+        for number, pair in enumerate(files):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise TypeError(
+                    f"{caller} expects pairs in a list. Received at index {number}: {pair!r}. Pass a list of tuples of "
+                    "two items, or a tuple of two sequences."
+                )
+        return [first for first, _ in files], [second for _, second in files]
+    if isinstance(files, tuple) and len(files) != 2:
+        raise TypeError(
+            f"{caller} expects ({', '.join(defaults)}). Received a tuple of {len(files)}. Pass these two, or pairs in "
+            "a list."
+        )
+    return files if isinstance(files, tuple) else None
 
 
 def expect_paths(caller: str, given: Any) -> list[str]:
@@ -88,14 +81,15 @@ def labelled(caller: str, given: Any, labels: Any, classes: Sequence[str] | None
     expect_order("labels", labels)
     names = None if classes is None else tuple(expect_classes(classes))
     lists = _lists_of_names(labels, names)
-    if lists is not None:
-        common_length({"paths": len(paths), "labels": len(lists)})
-        return _multi_hot(caller, paths, lists, names)
-    values = _as_array(caller, labels)
+    values: Any = _as_array(caller, labels) if lists is None else lists
     common_length({"paths": len(paths), "labels": len(values)})
+    if lists is not None:
+        return _multi_hot(caller, paths, lists, names)
     if values.dtype.kind in "OT":
-        values, names = _numbers(caller, values, names)
-    elif names is not None and values.dtype.kind in "iu":
+        numbers = _numbers_of(_expect_names(caller, values), names)
+        coded = np.array([numbers[label] for label in values.ravel()], np.int32)
+        return Labelled(paths, coded.reshape(values.shape), tuple(numbers))
+    if names is not None and values.dtype.kind in "iu":
         _expect_among({int(label) for label in values.ravel() if not 0 <= label < len(names)}, names)
     return Labelled(paths, values, names)
 
@@ -112,18 +106,40 @@ def expect_classes(classes: Sequence[str]) -> list[str]:
     return names
 
 
-def _values(table: Any, name: str) -> Any:
-    """Returns a column; of a frame, as an array without missing numbers."""
-    if isinstance(table, Mapping):
-        return table[name]
-    values = np.asarray(table[name])
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        row = int(np.flatnonzero(np.isnan(values))[0])
-        raise PipelineError(
-            f"Expected a value in each row of the column {name!r}. Found none in row {row:,}, counted from 0. Fill it, "
-            "or leave out the row."
+def _is_table(data: Any) -> bool:
+    """Whether this is the path of a CSV file, or columns by name: a dict, a data frame or a pyarrow Table."""
+    if isinstance(data, str | os.PathLike):
+        return str(data).endswith(".csv") and not os.path.isdir(data)
+    return isinstance(data, Mapping) or hasattr(data, "columns")
+
+
+def _of_table(caller: str, table: Any, names: list[str], options: Iterable[str]) -> tuple[Any, Any]:
+    if isinstance(table, str | os.PathLike):
+        path = expect_reachable(os.fspath(table))
+        file_stamps([path])
+        table = read_csv(path)
+    known = table if isinstance(table, Mapping) else getattr(table, "column_names", table.columns)
+    if not set(names).issubset(known):
+        raise ValueError(
+            f"{caller} expects a table with the columns {' and '.join(map(repr, names))}. Received: "
+            f"{', '.join(map(repr, known))}. Name them with {' and '.join(map('`{}`'.format, options))}."
         )
-    return values
+    if isinstance(table, Mapping):
+        return table[names[0]], table[names[1]]
+    first, second = (np.asarray(table[name]) for name in names)
+    for name, values in zip(names, (first, second), strict=True):
+        _expect_numbers(values, f"in each row of the column {name!r}")
+    return first, second
+
+
+def _expect_numbers(values: Any, where: str) -> None:
+    """Refuses NaN, which stands for a missing value where nobody wrote an array."""
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        row = int(np.argwhere(np.isnan(values))[0, 0])
+        raise PipelineError(
+            f"Expected a number {where}. Found NaN at index {row:,}, counted from 0. Leave out what has no label, or "
+            "pass an array of NumPy, which may hold NaN."
+        )
 
 
 def _as_array(caller: str, labels: Any) -> Any:
@@ -144,27 +160,31 @@ def _as_array(caller: str, labels: Any) -> Any:
         )
     if len(values) and not values.size:
         raise PipelineError("Expected a name in one of the lists of labels. Found none. Name the classes in `classes`.")
-    if values.dtype.kind == "f" and not isinstance(labels, np.ndarray) and np.isnan(values).any():
-        row = int(np.argwhere(np.isnan(values))[0, 0])
-        raise PipelineError(
-            f"Expected a number for each path. Found NaN at index {row:,}. Leave out what has no "
-            "label, or pass an array of NumPy, which may hold NaN."
-        )
+    if not isinstance(labels, np.ndarray):
+        _expect_numbers(values, "for each path")
     return values
 
 
-def _numbers(caller: str, values: Any, names: tuple[str, ...] | None) -> tuple[Any, tuple[str, ...]]:
-    """Returns the numbers of named classes, and the names."""
+def _expect_names(caller: str, values: Any) -> set[str]:
     for label in values.ravel():
         if not isinstance(label, str):
             raise TypeError(
                 f"{caller} expects numbers or names as labels. Found among names: {type(label).__name__}. Pass one "
                 "type, and leave out what has no label."
             )
-    names = names or _sorted_names(set(values.ravel()))
-    numbers = {name: number for number, name in enumerate(names)}
-    _expect_among(set(values.ravel()) - numbers.keys(), names)
-    return np.array([numbers[label] for label in values.ravel()], np.int32).reshape(values.shape), names
+    return set(values.ravel())
+
+
+def _numbers_of(found: set[str], names: tuple[str, ...] | None) -> dict[str, int]:
+    """Returns the numbers of the classes by their names: those given, or else those found, sorted."""
+    if names is None and "" in found:  # an empty field of a CSV file, or what "".split(";") returns
+        raise PipelineError(
+            "Expected a name in each label. Found an empty one. Leave out what has no label, or if it is a class, name "
+            "it in `classes`."
+        )
+    names = names or tuple(sorted(found))
+    _expect_among(found.difference(names), names)
+    return {name: number for number, name in enumerate(names)}
 
 
 def _lists_of_names(labels: Any, names: tuple[str, ...] | None) -> list[Any] | None:
@@ -192,30 +212,18 @@ def _multi_hot(caller: str, paths: list[str], lists: list[Any], names: tuple[str
                 f"{caller} expects a list of names for each path, since others have one. Received at index {number}: "
                 f"{row!r}. Pass a list of strings, an empty one for none."
             )
-    found = {name for row in lists for name in row}
-    names = names or _sorted_names(found)
-    numbers = {name: number for number, name in enumerate(names)}
-    _expect_among(found - numbers.keys(), names)
-    values = np.zeros((len(lists), len(names)), np.float32)
+    numbers = _numbers_of({name for row in lists for name in row}, names)
+    values = np.zeros((len(lists), len(numbers)), np.float32)
     for vector, row in zip(values, lists, strict=True):
         vector[[numbers[name] for name in row]] = 1
     empty = sum(not len(row) for row in lists)
     repeated = sum(len(set(row)) < len(row) for row in lists)
     note = "; ".join(
-        [f"labels are vectors of {len(names)} classes, 1 for each in the list and 0 elsewhere"]
+        [f"labels are vectors of {len(numbers)} classes, 1 for each in the list and 0 elsewhere"]
         + [f"empty lists: {empty:,}"] * (empty > 0)
         + [f"lists that repeat a class, which counts once: {repeated:,}"] * (repeated > 0)
     )
-    return Labelled(paths, values, names, note)
-
-
-def _sorted_names(found: set[str]) -> tuple[str, ...]:
-    if "" in found:  # an empty field of a CSV file, or what "".split(";") returns
-        raise PipelineError(
-            "Expected a name in each label. Found an empty one. Leave out what has no label, or if it is a class, name "
-            "it in `classes`."
-        )
-    return tuple(sorted(found))
+    return Labelled(paths, values, tuple(numbers), note)
 
 
 def _expect_among(others: set[Any], names: tuple[str, ...]) -> None:

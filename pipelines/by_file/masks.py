@@ -1,20 +1,20 @@
 """Images with masks as a source: two files an example."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.by_file.file_source import FileKind, Reading, file_source
-from tfopt.pipelines.by_file.images import image_reading
-from tfopt.pipelines.by_file.labels import expect_paths, holds_columns, of_pairs, of_table
+from tfopt.pipelines.by_file.file_source import file_source
+from tfopt.pipelines.by_file.images import IMAGES
+from tfopt.pipelines.by_file.labels import Labelled, columns_of, expect_paths
 from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, for_each_path
-from tfopt.pipelines.shared.problems import Problem
-from tfopt.pipelines.sources.image_files import ImageFile, examine, expect_image_bytes, refusal
+from tfopt.pipelines.shared.paths import for_each_path, local_path
+from tfopt.pipelines.shared.problems import Problem, head_of
+from tfopt.pipelines.sources.image_files import ImageFile, examine, expect_image_bytes
 from tfopt.pipelines.sources.source import Source, common_length
 
 _GREY = (b"\x08\x00", b"\x08\x04")  # 8 bits, grey; the same with transparency
@@ -54,64 +54,45 @@ def images_with_masks(files: Any, *, column: str | None = None, mask: str | None
         >>> dataset = build_pipeline(source, crop=RandomCrop(256), crop_with="1", batch_size=2)  # doctest: +SKIP
     """
     caller = "images_with_masks()"
-    if holds_columns(files):
-        given = of_table(caller, files, (column or "images", mask or "masks"), ("column", "mask"))
-    elif column is not None or mask is not None:
-        raise TypeError(f"{caller} expects `column` and `mask` only with a table. Leave them out, or pass a table.")
-    elif isinstance(files, tuple) and len(files) == 2:
-        given = files
-    elif isinstance(files, list):
-        given = of_pairs(caller, files)
-    else:
+    given = columns_of(caller, files, {"column": column, "mask": mask}, ("images", "masks"))
+    if given is None:
         raise TypeError(
             f"{caller} expects pairs in a list, (images, masks) or a table. Received: {type(files).__name__}. Pass "
             "[(image, mask), …]."
         )
     paths, masks = (expect_paths(caller, some) for some in given)
     common_length({"images": len(paths), "masks": len(masks)})
-    values = np.array([absolute(expect_utf8(expect_reachable(path))) for path in masks], object)
-    return file_source(_WITH_MASKS, f"{len(paths):,} images with masks", paths, values)
+    values = np.array([local_path(path) for path in masks], object)
+    return file_source(_WITH_MASKS, f"{len(paths):,} images with masks", Labelled(paths, values))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """What was found of an image and its mask."""
-
-    image: ImageFile
-    mask: ImageFile
-    problem: Problem | None
-
-
-def _look(paths: Sequence[str], masks: Sequence[str], *, decoding: bool) -> list[_Pair]:
-    images, found = (examine(some, decoding=decoding) for some in (paths, list(masks)))
-    whole = {path for path, mask in zip(masks, found, strict=True) if mask.problem is None}
-    forms = for_each_path(lambda path: _form_problem(path) if path in whole else None, list(masks))
+def _look(
+    paths: Sequence[str], masks: Any, *, decoding: bool
+) -> list[tuple[Problem | None, tuple[ImageFile, ImageFile]]]:
+    images, found = (examine(some, decoding=decoding) for some in (paths, masks.tolist()))
+    whole = {path for path, (problem, _) in zip(masks, found, strict=True) if problem is None}
+    forms = for_each_path(lambda path: _form_problem(path) if path in whole else None, masks)
     return [
-        _Pair(image, mask, image.problem or mask.problem or form)
-        for image, mask, form in zip(images, found, forms, strict=True)
+        (bad or bad_mask or form, (image, mask))
+        for (bad, image), (bad_mask, mask), form in zip(images, found, forms, strict=True)
     ]
 
 
 def _form_problem(path: str) -> Problem | None:
     """Returns what is wrong with a mask whose numbers TensorFlow would decode to others, such as a palette's."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_FORM.stop)
-    except OSError as error:
-        return Problem(path, "unreadable", f"Cannot read it: {error.strerror}")
-    if head.startswith(_PNG) and head[_FORM] in _GREY:
-        return None
+    head = head_of(path, _FORM.stop)
+    if isinstance(head, Problem) or (head.startswith(_PNG) and head[_FORM] in _GREY):
+        return head if isinstance(head, Problem) else None
     return Problem(path, "unsupported", f"a mask that is not an 8-bit grey PNG. {_CONVERT}")
 
 
-def _reading(found: Sequence[_Pair]) -> Reading:
-    reading = image_reading([each.image for each in found])
-    ends = bool(found) and all(each.mask.ends for each in found)
-    return replace(
-        reading,
-        decode=partial(_with_mask, reading.decode, ends=ends, same_size=True),
-        encoded=partial(_with_mask, reading.encoded, ends=ends, same_size=False),  # `crop` checks that
-    )
+def _reading(found: Sequence[tuple[ImageFile, ImageFile]]) -> dict[str, Any]:
+    reading = IMAGES.reading([image for image, _ in found])
+    ends = bool(found) and all(mask.ends for _, mask in found)
+    return reading | {
+        "decode": partial(_with_mask, reading["decode"], ends=ends, same_size=True),
+        "encoded": partial(_with_mask, reading["encoded"], ends=ends, same_size=False),  # `crop` checks that
+    }
 
 
 @without_autograph
@@ -133,11 +114,6 @@ def _with_mask(read: Callable[..., Any], path: Any, mask_path: Any, *, ends: boo
     return image, mask
 
 
-_WITH_MASKS = FileKind(
-    look=_look,
-    reading=_reading,
-    refusal=refusal,
-    fault="do not decode, or whose masks do not",
-    are_images=True,
-    values_are_files=True,
+_WITH_MASKS = replace(
+    IMAGES, look=_look, reading=_reading, fault="do not decode, or whose masks do not", values_are_files=True
 )

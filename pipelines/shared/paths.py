@@ -94,6 +94,11 @@ def expect_utf8(path: str) -> str:
     return path
 
 
+def local_path(path: str) -> str:
+    """Returns the absolute path of a file on this machine; refuses URLs and names that are not UTF-8."""
+    return absolute(expect_utf8(expect_reachable(path)))
+
+
 def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> list[list[str | int]]:
     """Returns `[absolute path, size in bytes, time of last change in nanoseconds]` of each file, in the order given.
 
@@ -121,31 +126,20 @@ def for_each_path(look: Callable[[str], Found], paths: Sequence[str]) -> list[Fo
 
 
 def _stamp(path: str) -> list[str | int]:
-    return _remote(path) if is_remote(path) else _local(path)
-
-
-def _local(path: str) -> list[str | int]:
     try:
-        found = os.stat(path)
-    except OSError as error:
-        raise PipelineError(f"Expected a file at {path!r}. Found none: {error.strerror}. Check the path.") from error
-    if stat.S_ISDIR(found.st_mode):
-        raise _folder(path)
-    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
-
-
-def _remote(path: str) -> list[str | int]:
-    try:
-        found = tf.io.gfile.stat(path)
-    except tf.errors.OpError as error:
-        raise PipelineError(f"Expected a file at {path!r}. Found none: {error.message}. Check the path.") from error
-    if found.is_directory:
-        raise _folder(path)
-    return [path, found.length, found.mtime_nsec]
-
-
-def _folder(path: str) -> PipelineError:
-    return PipelineError(f"Expected a file at {path!r}. Found a folder. Pass the files in it.")
+        if is_remote(path):
+            found = tf.io.gfile.stat(path)
+            is_folder, stamp = found.is_directory, [path, found.length, found.mtime_nsec]
+        else:
+            status = os.stat(path)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            stamp = [os.path.abspath(path), status.st_size, status.st_mtime_ns]
+    except (OSError, tf.errors.OpError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error.message
+        raise PipelineError(f"Expected a file at {path!r}. Found none: {cause}. Check the path.") from error
+    if is_folder:
+        raise PipelineError(f"Expected a file at {path!r}. Found a folder. Pass the files in it.")
+    return stamp
 
 
 def kept() -> Path:

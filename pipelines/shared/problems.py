@@ -1,12 +1,16 @@
 """Problems of files, and the reports that list them."""
 
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from tfopt.text import Shown
 
 _SHOWN = 20
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +57,19 @@ def listed(problems: Sequence[Problem]) -> str:
     """Returns a line for each of the first problems, and how many more there are."""
     more = [f"  and {len(problems) - _SHOWN:,} more"] * (len(problems) > _SHOWN)
     return "\n".join([*(f"  {problem}" for problem in problems[:_SHOWN]), *more])
+
+
+def read_from(path: str, read: Callable[[BinaryIO], Found]) -> Found | Problem:
+    """Returns what a function reads of a file; a problem if it is no file, or cannot be read."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # unopened: opening a pipe can block
+            return Problem(path, "unreadable", "a folder, a pipe or a device")
+        with open(path, "rb") as file:
+            return read(file)
+    except OSError as error:
+        return Problem(path, "unreadable", f"Cannot read it: {error.strerror}")
+
+
+def head_of(path: str, count: int) -> bytes | Problem:
+    """Returns the first bytes of a file; a problem if there are none."""
+    return read_from(path, lambda file: file.read(count)) or Problem(path, "empty", "an empty file")

@@ -4,24 +4,23 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError
 from tfopt.files import write_atomic
 from tfopt.pipelines.shared.elements import first_line, without_autograph
 from tfopt.pipelines.shared.paths import for_each_path, kept_of_images
-from tfopt.pipelines.shared.problems import Problem, Report, listed
+from tfopt.pipelines.shared.problems import Problem, Report, head_of, listed, read_from
 
 _KEPT_FROM = 1000  # files; fewer are looked at in a moment
-_KEPT_FORMAT = 3
+_KEPT_FORMAT = [3, tf.__version__]
 
 # One page of a disk. The largest BMP header (124 bytes) and the palette of an 8-bit BMP fit, and the EXIF data's first
 # directory, which follows the beginning of a JPEG.
@@ -41,7 +40,10 @@ _LOST = {
     "transparency": "have transparency, which is dropped",
     "frames": "have several frames, of which the first is used",
 }
-_ORIENTATION = 0x0112  # EXIF's tag
+# The entry of EXIF's first directory: its tag, one 16-bit number, and that, in either order of bytes.
+_ORIENTATION = re.compile(
+    rb"Exif\0\0(?:II.*?\x12\x01\x03\0\x01\0{3}(.)\0|MM.*?\x01\x12\0\x03\0{3}\x01\0(.))", re.DOTALL
+)
 _JPEG_END = b"\xff\xd9"
 # In a graph: the first two bytes of each format, the last two, and which bits of these are certain.
 _FIRST = np.frombuffer(b"\xff\xd8\x89PGIBMRI", "<u2")
@@ -49,16 +51,19 @@ _LAST = np.frombuffer(b"\xff\xd9\x60\x82\0\x3b\0\0\0\0", "<u2")
 _CERTAIN = np.array([0xFFFF, 0xFFFF, 0xFF00, 0, 0], np.uint16)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFile:
-    """What was found of a file."""
+class ImageFile(NamedTuple):
+    """What was found of a file; kept as JSON, in the order of the fields."""
 
     format: str  # "JPEG", "PNG", "GIF", "BMP" or "WebP"; "" for none of these
     ends: bool  # whether its last bytes are those that end such a file; others may follow an image
-    problem: Problem | None
-    lost: tuple[str, ...] = ()  # what of it no pixel shows, of `_LOST`
-    decoded: bool = False  # whether all of it was decoded
-    stamp: tuple[int, ...] = ()  # size and times; another file has another one
+    problem: list[str] | None  # its kind, and the problem in words
+    lost: list[str]  # what of it no pixel shows, of `_LOST`
+    decoded: bool  # whether all of it was decoded
+    stamp: list[int]  # size and times; another file has another one
+
+    def problem_of(self, path: str) -> Problem | None:
+        """Returns the problem of the file at this path."""
+        return None if self.problem is None else Problem(path, self.problem[0], self.problem[1])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,7 +77,7 @@ class ImagesReport(Report):
         return f"{files}: {len(self.problems):,} problem{'s' * (len(self.problems) != 1)}\n{listed(self.problems)}"
 
 
-def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> list[ImageFile]:
+def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> list[tuple[Problem | None, ImageFile]]:
     """Looks at the first and last bytes of each file, and decodes those that do not end as they should.
 
     `decoding` decodes all of them, which finds whatever TensorFlow cannot decode. What was found of many files is kept
@@ -83,32 +88,21 @@ def examine(paths: Sequence[str], *, decoding: bool, again: bool = False) -> lis
     found = for_each_path(lambda path: _look(path, known.get(path), decoding=decoding), paths)
     new = {path: each for path, each in zip(paths, found, strict=True) if each.stamp and known.get(path) != each}
     if where is not None and new:
-        _keep(where, known | new)
-    return found
+        with contextlib.suppress(OSError):  # the next plan looks again
+            write_atomic(where, json.dumps({"format": _KEPT_FORMAT, "files": known | new}))
+    return [(each.problem_of(path), each) for path, each in zip(paths, found, strict=True)]
 
 
 def is_image(path: str) -> bool:
     """Whether a file begins like an image; False for one that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return bool(_format(file.read(12)))
-    except OSError:
-        return False
+    head = head_of(path, 12)
+    return not isinstance(head, Problem) and bool(_format(head))
 
 
 def unhonoured(found: Sequence[ImageFile]) -> str:
     """Returns what the plan says of files whose pixels are not used as they are meant."""
     counts = {lost: sum(lost in each.lost for each in found) for lost in _LOST}
     return "; ".join(f"{count:,} of {len(found):,} files {_LOST[lost]}" for lost, count in counts.items() if count)
-
-
-def refusal(problems: Sequence[Problem]) -> PipelineError:
-    """Returns the error that names the files."""
-    return PipelineError(
-        f"Expected images that TensorFlow decodes. Found {len(problems):,} that it does not:\n{listed(problems)}\n"
-        "Remove or convert them, or pass on_bad_file='skip', which leaves such files out. verify_images also finds "
-        "those that are damaged inside."
-    )
 
 
 @without_autograph
@@ -147,35 +141,26 @@ def expect_image_bytes(contents: Any, name: Any, *, ends: bool = False, only_jpe
 
 
 def _look(path: str, known: ImageFile | None, *, decoding: bool) -> ImageFile:
-    try:
+    def read(file: BinaryIO) -> ImageFile:
+        stamp, head = _stamp(os.fstat(file.fileno())), file.read(_HEAD_BYTES)
+        file.seek(max(0, stamp[0] - 2))
+        form, ends = _format(head), _ends(head, file.read(2), stamp[0])
+        problem = _wrong_head(form, head)
+        decoded = problem is not None or decoding or not ends
+        if decoded and problem is None:
+            file.seek(0)
+            problem = _undecodable(form, file.read(), ends=ends)
+        return ImageFile(form, ends, problem, [] if problem else _lost(form, head, file), decoded, stamp)
+
+    with contextlib.suppress(OSError):
         if known is not None and known.stamp == _stamp(os.stat(path)) and (known.decoded or not decoding):
             return known
-        if not stat.S_ISREG(os.stat(path).st_mode):  # unopened: opening a pipe can block
-            return ImageFile("", False, Problem(path, "unreadable", "a folder, a pipe or a device"))
-        with open(path, "rb") as file:
-            status, head = os.fstat(file.fileno()), file.read(_HEAD_BYTES)
-            file.seek(max(0, status.st_size - 2))
-            form, ends = _format(head), _ends(head, file.read(2), status.st_size)
-            problem = _wrong_head(path, head)
-            decodes = problem is None and (decoding or not ends)
-            if decodes:
-                file.seek(0)
-                problem = _undecodable(path, form, file.read(), ends=ends)
-            lost = _lost(form, head, file)
-    except OSError as error:
-        return ImageFile("", False, Problem(path, "unreadable", f"Cannot read it: {error.strerror}"))
-    return ImageFile(
-        form,
-        ends,
-        problem,
-        lost=tuple(lost),
-        decoded=decodes or problem is not None,
-        stamp=_stamp(status),
-    )
+    found = read_from(path, read)
+    return ImageFile("", False, [found.kind, found.what], [], False, []) if isinstance(found, Problem) else found
 
 
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _stamp(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _kept_at(paths: Sequence[str]) -> Path:
@@ -189,30 +174,11 @@ def _kept(where: Path) -> dict[str, ImageFile]:
     """Returns what was found of files by their paths; nothing if it was not kept, or by another TensorFlow."""
     try:
         kept = json.loads(where.read_text(encoding="utf-8"))
-        if kept["format"] != [_KEPT_FORMAT, tf.__version__]:
+        if kept["format"] != _KEPT_FORMAT:
             return {}
-        return {
-            path: ImageFile(form, ends, problem and Problem(path, *problem), tuple(lost), decoded, tuple(stamp))
-            for path, (form, ends, problem, lost, decoded, stamp) in kept["files"].items()
-        }
+        return {path: ImageFile(*each) for path, each in kept["files"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-
-
-def _keep(where: Path, found: dict[str, ImageFile]) -> None:
-    files = {
-        path: [
-            each.format,
-            each.ends,
-            each.problem and [each.problem.kind, each.problem.what],
-            each.lost,
-            each.decoded,
-            each.stamp,
-        ]
-        for path, each in found.items()
-    }
-    with contextlib.suppress(OSError):  # the next plan looks again
-        write_atomic(where, json.dumps({"format": [_KEPT_FORMAT, tf.__version__], "files": files}))
 
 
 def _format(head: bytes) -> str:
@@ -223,51 +189,61 @@ def _format(head: bytes) -> str:
 def _ends(head: bytes, last: bytes, size: int) -> bool:
     form = _format(head)
     if form == "BMP":
-        return struct.unpack_from("<I", head.ljust(6, b"\0"), 2)[0] == size
+        return _number(head, 2, 6) == size
     if form == "WebP":
-        return bool(struct.unpack_from("<I", head, 4)[0] + 8 == size)
+        return _number(head, 4, 8) + 8 == size
     return last.endswith({"JPEG": _JPEG_END, "PNG": b"\x60\x82", "GIF": b"\x3b"}.get(form, b""))
 
 
-def _wrong_head(path: str, head: bytes) -> Problem | None:
+def _wrong_head(form: str, head: bytes) -> list[str] | None:
     """Returns why a file is not an image, or would decode to wrong colours."""
-    form = _format(head)
+    chunk, flags = head[12:16], _number(head, 20, 21)
     if not head:
-        return Problem(path, "empty", "an empty file")
+        return ["empty", "an empty file"]
     if not form:
-        what = f"a file that begins with {head[:8]!r}, unlike JPEG, PNG, GIF, BMP and WebP"
-        return Problem(path, "no image", what)
+        return ["no image", f"a file that begins with {head[:8]!r}, unlike JPEG, PNG, GIF, BMP and WebP"]
     if form == "BMP" and not _bmp_decodes(head):
         what = "a BMP with a palette, compression or unusual masks, whose colours would be wrong. Convert it to PNG"
-        return Problem(path, "unsupported", what)
-    if form == "WebP" and head[12:16] == b"VP8X" and head[20] & 2:
-        return Problem(path, "unsupported", "an animated WebP. Convert it to GIF, or its first frame to PNG")
-    if form == "WebP" and _webp_has_alpha(head):
-        return Problem(path, "unsupported", "a WebP with transparency. Convert it to PNG")
-    return None
+    elif form == "WebP" and chunk == b"VP8X" and flags & 2:
+        what = "an animated WebP. Convert it to GIF, or its first frame to PNG"
+    elif form == "WebP" and {b"VP8X": flags, b"VP8L": _number(head, 24, 25)}.get(chunk, 0) & 0x10:
+        what = "a WebP with transparency. Convert it to PNG"  # which TensorFlow decodes to four channels only
+    else:
+        return None
+    return ["unsupported", what]
 
 
-def _webp_has_alpha(head: bytes) -> bool:
-    """Whether TensorFlow decodes a WebP to four channels only."""
-    flags = {b"VP8X": head[20:21], b"VP8L": head[24:25]}.get(head[12:16], b"")
-    return bool(flags) and bool(flags[0] & 0x10)
+def _bmp_decodes(head: bytes) -> bool:
+    """Whether TensorFlow decodes a BMP's colours correctly: it takes palette indices for shades of grey."""
+    bits, compression = _number(head, 28, 30), _number(head, 30, 34)
+    if bits == 32 and compression == 3:
+        return head[54:66] == _BMP_MASKS
+    palette = head[14 + _number(head, 14, 18) :][: 4 * 256]
+    is_grey = all(palette[channel::4] == bytes(range(256)) for channel in range(3))
+    return compression == 0 and (bits in (24, 32) or (bits == 8 and is_grey))
 
 
-def _undecodable(path: str, form: str, contents: bytes, *, ends: bool) -> Problem | None:
+def _number(head: bytes, start: int, end: int) -> int:
+    """Returns the number in some bytes of a BMP or WebP, unsigned."""
+    return int.from_bytes(head[start:end], "little")
+
+
+def _undecodable(form: str, contents: bytes, *, ends: bool) -> list[str] | None:
     try:
         with tf.device("CPU:0"):
             decode_image(contents)
     except (tf.errors.OpError, ValueError) as error:
         if ends:
-            return Problem(path, "altered", f"a {form} that TensorFlow cannot decode: {first_line(error)}")
-        return Problem(path, "cut", f"a {form} that is cut, and does not decode: {first_line(error)}")
+            return ["altered", f"a {form} that TensorFlow cannot decode: {first_line(error)}"]
+        return ["cut", f"a {form} that is cut, and does not decode: {first_line(error)}"]
     return None
 
 
 def _lost(form: str, head: bytes, file: BinaryIO) -> list[str]:
     """Returns what of an image no pixel shows, of `_LOST`."""
     if form == "JPEG":
-        return ["orientation"] * _is_turned(head)
+        found = _ORIENTATION.search(head)
+        return ["orientation"] * bool(found and 2 <= (found[1] or found[2])[0] <= 8)
     if form == "GIF":
         return _lost_of_gif(file)
     return _lost_of_png(head) if form == "PNG" else []
@@ -276,64 +252,31 @@ def _lost(form: str, head: bytes, file: BinaryIO) -> list[str]:
 def _lost_of_png(head: bytes) -> list[str]:
     before = head.partition(b"IDAT")[0]  # where a palette's transparency and the number of frames stand
     transparent = head[25:26] in (b"\x04", b"\x06") or b"tRNS" in before
-    return ["bits"] * (head[24:25] == b"\x10") + ["transparency"] * transparent + ["frames"] * _is_animated(before)
-
-
-def _is_animated(before: bytes) -> bool:
-    """Whether a PNG has several frames, given what precedes its pixels."""
-    at = before.find(b"acTL")
-    return at >= 0 and int.from_bytes(before[at + 4 : at + 8], "big") > 1
+    frames = int.from_bytes(before.partition(b"acTL")[2][:4])
+    return ["bits"] * (head[24:25] == b"\x10") + ["transparency"] * transparent + ["frames"] * (frames > 1)
 
 
 def _lost_of_gif(file: BinaryIO) -> list[str]:
     """Follows the blocks of a GIF up to its second image; one that is cut has what comes before."""
-    file.seek(10)
-    file.seek(13 + _colours(file.read(1)))
+
+    def byte(at: int) -> int:
+        file.seek(at)
+        return file.read(1)[0]
+
+    def colours(at: int) -> int:  # the bytes of the table that flags announce
+        return 3 << (byte(at) & 7) + 1 if byte(at) & 0x80 else 0
+
     frames, transparent = 0, False
-    while frames < 2 and (mark := file.read(1)) in (b"!", b","):
-        if mark == b",":
-            frames += 1
-            file.seek(_colours(file.read(9)[8:]) + 1, os.SEEK_CUR)
-        else:
-            begun = file.read(3)  # of the first frame: its kind, its length and its flags
-            transparent |= not frames and begun[:1] == b"\xf9" and bool(begun[2:] and begun[2] & 1)
-            file.seek(-2, os.SEEK_CUR)
-        while (length := file.read(1)) not in (b"", b"\0"):
-            file.seek(length[0], os.SEEK_CUR)
+    with contextlib.suppress(IndexError):
+        at = 13 + colours(10)
+        while frames < 2 and byte(at) in b"!,":
+            if byte(at) == ord(","):
+                frames += 1
+                at += 11 + colours(at + 9)
+            else:  # of the first frame: its kind, its length and its flags
+                transparent |= not frames and byte(at + 1) == 0xF9 and bool(byte(at + 3) & 1)
+                at += 2
+            while length := byte(at):
+                at += 1 + length
+            at += 1
     return ["transparency"] * transparent + ["frames"] * (frames > 1)
-
-
-def _colours(flags: bytes) -> int:
-    """The bytes of a GIF's table of colours; none where the flags are missing."""
-    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0
-
-
-def _is_turned(head: bytes) -> bool:
-    """Whether the EXIF data of a JPEG have an orientation other than upright."""
-    at = head.find(b"Exif\0\0")
-    if at < 0:
-        return False
-    exif = head[at + 6 :]
-    order = "<" if exif.startswith(b"II") else ">"
-    with contextlib.suppress(struct.error):
-        (directory,) = struct.unpack_from(f"{order}I", exif, 4)
-        (entries,) = struct.unpack_from(f"{order}H", exif, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
-            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", exif, entry)
-            if (tag, kind, count) == (_ORIENTATION, 3, 1):
-                return 2 <= value <= 8
-    return False
-
-
-def _bmp_decodes(head: bytes) -> bool:
-    """Whether TensorFlow decodes a BMP's colours correctly: it takes palette indices for shades of grey."""
-    if len(head) < 34:
-        return False
-    header_bytes, bits, compression = (*struct.unpack_from("<I", head, 14), *struct.unpack_from("<HI", head, 28))
-    if bits == 32 and compression == 3:
-        return head[54:66] == _BMP_MASKS
-    if bits in (24, 32):
-        return compression == 0
-    palette = head[14 + header_bytes :][: 4 * 256]
-    grey = all(palette[channel::4] == bytes(range(256)) for channel in range(3))
-    return bits == 8 and compression == 0 and grey

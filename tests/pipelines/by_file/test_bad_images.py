@@ -286,13 +286,13 @@ def test_verify_images_finds_damage_inside(tmp_path):
 def opened(monkeypatch):
     """What is found of any number of files is kept; returns the names of those that were looked into, and clears."""
     monkeypatch.setattr(image_files, "_KEPT_FROM", 1)
-    names, look = [], image_files._wrong_head
+    names, read_from = [], image_files.read_from
 
-    def wrong_head(path, head):
+    def noted(path, read):
         names.append(os.path.basename(path))
-        return look(path, head)
+        return read_from(path, read)
 
-    monkeypatch.setattr(image_files, "_wrong_head", wrong_head)
+    monkeypatch.setattr(image_files, "read_from", noted)
 
     def since():
         found = sorted(names)

@@ -172,7 +172,7 @@ def test_columns_that_are_missing_or_incomplete_are_refused(files, tmp_path):
     frame = pandas.DataFrame({"file": files, "number": [1, None, 3, 4, 5, 6], "kind": ["a", None] * 3})
     with pytest.raises(ValueError, match=r"columns 'file' and 'labels'.*'file', 'number', 'kind'. Name .* `label`"):
         images(frame, column="file")
-    with pytest.raises(PipelineError, match=r"the column .number.\. Found none in row 1"):
+    with pytest.raises(PipelineError, match=r"each row of the column .number.\. Found NaN at index 1"):
         images(frame, column="file", label="number")
     with pytest.raises(TypeError, match=r"NoneType|float"):
         images(frame, column="file", label="kind")
