@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from quick import first_quick
 from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import images, plan_pipeline
+from tfopt.pipelines import build_pipeline, images, plan_pipeline
 
 NUMBERS = [3, 1, 4, 1, 5, 9]
 NAN = float("nan")
@@ -32,9 +33,28 @@ def read(source, **options):
     ]
 
 
-@pytest.mark.parametrize("pair", first_quick([tuple, list]))
-def test_pairs(files, pair):
-    given = [pair(each) for each in zip(files, NUMBERS, strict=True)]
+class Table:
+    """As much of a pandas DataFrame as is needed; pandas itself is not imported."""
+
+    def __init__(self, columns):
+        self._columns, self.columns = columns, list(columns)
+
+    def __iter__(self):
+        return iter(self.columns)
+
+    def __getitem__(self, name):
+        return np.asarray(self._columns[name])
+
+
+@pytest.mark.parametrize("form", ["tuples", "lists", "paths and labels", "arrays", "default names"])
+def test_pairs_and_two_sequences(files, form):
+    given = {
+        "tuples": list(zip(files, NUMBERS, strict=True)),
+        "lists": list(map(list, zip(files, NUMBERS, strict=True))),
+        "paths and labels": (files, NUMBERS),
+        "arrays": (np.array(files), np.array(NUMBERS)),
+        "default names": Table({"paths": files, "labels": NUMBERS}),
+    }[form]
     assert read(images(given)) == list(zip(range(0, 60, 10), NUMBERS, strict=True))
     assert sorted(read(images(given), training=True, remainder="keep")) == read(images(given))
 
@@ -56,6 +76,13 @@ def test_columns_by_name(files, tmp_path, form):
     kinds = images(table, column="file", label="kind")
     assert kinds.class_names == ("a", "b")
     assert [label for _, label in read(kinds)] == [1, 0] * 3
+
+
+def test_labels_keep_their_type_and_shape(files):
+    boxes = np.random.default_rng(0).random((6, 4)).astype(np.float32)
+    dataset = build_pipeline(images((files, boxes)), batch_size=2, training=False)
+    assert dataset.element_spec[1] == tf.TensorSpec((2, 4), tf.float32)
+    np.testing.assert_array_equal(np.concatenate([batch for _, batch in dataset]), boxes)
 
 
 @pytest.mark.parametrize("form", first_quick(["lists", "pandas", "pairs", "sets", "pyarrow"], 2))
@@ -103,7 +130,14 @@ def test_the_number_of_names_does_not_change_what_labels_are(files):
             r"expects pairs.*index 6: 'x.png'.*Pass a list",
         ),
         (lambda f: [(path, 1, 2) for path in f], TypeError, "expects pairs.*index 0"),
-        (lambda f: [], PipelineError, "at least one example"),
+        (lambda f: [], PipelineError, "at least one example.*Check"),
+        (lambda f: (f, [1, 2]), PipelineError, "one common length.*Pass"),
+        (lambda f: (f, ["a", None] * 3), TypeError, "among names: NoneType.*Pass"),
+        (lambda f: (f, 3), TypeError, "labels in a sequence. Received as labels: 3. Pass"),
+        (lambda f: ([3] * 6, [1] * 6), TypeError, "Received as one: 3. Pass"),
+        (lambda f: (f[0], [1]), TypeError, "paths in a sequence.*Pass"),
+        (lambda f: {"path": f, "label": [1] * 6}, ValueError, r"columns 'paths' and 'labels'.*'path', 'label'. Name"),
+        (lambda f: (f, [1] * 6, [2] * 6), TypeError, r"\(paths, labels\). Received a tuple of 3. Pass"),
         (lambda f: (set(f), range(6)), TypeError, "paths in an order. Received: a set"),
         (lambda f: {"paths": f, "labels": frozenset(range(6))}, TypeError, "labels in an order. Received: a frozenset"),
         (lambda f: (f, [["a"]] * 5 + ["a"]), TypeError, "list of names for each.*index 5: 'a'"),
@@ -149,22 +183,31 @@ def test_labels_are_those_of_the_call(files):
 def test_classes_are_in_the_order_given(files):
     names = ["c", "b", "a"]
     for classes in (names, np.array(names), map(str, names), dict.fromkeys(names).keys()):
-        assert [label for _, label in read(images((files, ["a", "b", "c"] * 2), classes=classes))] == [2, 1, 0] * 2
-    wrong = (
-        ("abc", TypeError),
-        (set(names), TypeError),
-        ({"a": 1}, TypeError),
-        ([], ValueError),
-        (["a"] * 2, ValueError),
-    )
-    for classes, error in wrong:
-        with pytest.raises(error, match=r"`classes`\. Received"):
-            images((files, ["a"] * 6), classes=classes)
+        source = images((files, ["a", "b", "c"] * 2), classes=classes)
+        assert source.class_names == ("c", "b", "a")
+        assert [label for _, label in read(source)] == [2, 1, 0] * 2
 
 
-def test_names_that_are_no_class_are_refused(files):
-    with pytest.raises(PipelineError, match=r"classes \['cat', 'cow'\]. Found 'dog'"):
-        images((files, LISTS), classes=["cat", "cow"])
+@pytest.mark.parametrize(
+    ("classes", "error"),
+    [
+        *[(wrong, TypeError) for wrong in ("abc", [1, 2], {"a", "b"}, {"a": 1})],
+        *[(wrong, ValueError) for wrong in ([], ["a", "b", "a"])],
+    ],
+)
+def test_wrong_classes_are_refused(files, photos, classes, error):
+    for given in ((files, ["a"] * 6), photos):
+        with pytest.raises(error, match=r"`classes`\. Received: .*\. Pass"):
+            images(given, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [(["cat", "cow"] * 3, "'cow'"), ([0, 1, 2] * 2, "2"), (LISTS, r"'dog'\]. Found 'cow'")],
+)
+def test_labels_that_are_no_class_are_refused(files, labels, found):
+    with pytest.raises(PipelineError, match=f"{found}. Add it to `classes`"):
+        images((files, labels), classes=["cat", "dog"])
 
 
 def test_columns_that_are_missing_or_incomplete_are_refused(files, tmp_path):

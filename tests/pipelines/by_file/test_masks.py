@@ -96,38 +96,32 @@ def test_a_crop_moves_the_mask(pairs, cache):
 
 @pytest.mark.slow
 def test_a_changed_mask_is_read_again(pairs, tmp_path):
-    options = {
-        "batch_size": 4,
-        "training": False,
-        "cache": str(tmp_path / "cache"),
-        "transform": lambda x, y: (x, y + 0),
-    }
-
-    def masks():
-        return np.concatenate([batch for _, batch in build_pipeline(images_with_masks(pairs), **options)])[..., 0]
-
+    options = {"cache": str(tmp_path / "cache"), "transform": lambda image, mask: (image, mask + 0)}
     for _ in range(2):
-        np.testing.assert_array_equal(masks(), PIXELS)
-    Image.fromarray(PIXELS[2] // 3 * 3).save(pairs[2][1])
-    np.testing.assert_array_equal(masks()[2], PIXELS[2] // 3 * 3)
+        np.testing.assert_array_equal(read(images_with_masks(pairs), **options), PIXELS)
+    changed = np.where(np.arange(6)[:, None, None] == 2, PIXELS // 3 * 3, PIXELS)
+    Image.fromarray(changed[2]).save(pairs[2][1])
+    ((_, masks),) = build_pipeline(images_with_masks(pairs), batch_size=6, training=False, **options)
+    np.testing.assert_array_equal(masks[..., 0], changed)
 
 
 def spoilt(path, kind):
     """Replaces a mask by one that is bad."""
-    small = PIXELS[2] % 2
-    if kind == "missing":
-        path.unlink()
-    elif kind == "cut":
-        path.write_bytes(path.read_bytes()[:-20])
-    elif kind == "palette":
-        coloured = Image.fromarray(small).convert("P")
-        coloured.putpalette([0, 0, 0, 200, 0, 0])
-        coloured.save(path)
-    else:
-        one_bit, deep = Image.fromarray(small > 0), Image.fromarray(small.astype(np.uint16))
-        {"1 bit": one_bit, "16 bits": deep, "RGB": Image.new("RGB", (10, 8)), "JPEG": Image.fromarray(small)}[
-            kind
-        ].save(path, "JPEG" if kind == "JPEG" else "PNG")
+    small, whole = PIXELS[2] % 2, path.read_bytes()
+    coloured = Image.fromarray(small).convert("P")
+    coloured.putpalette([0, 0, 0, 200, 0, 0])
+    masks = {
+        "palette": coloured,
+        "1 bit": Image.fromarray(small > 0),
+        "16 bits": Image.fromarray(small.astype(np.uint16)),
+        "RGB": Image.new("RGB", (10, 8)),
+        "JPEG": Image.fromarray(small),
+    }
+    path.unlink()
+    if kind == "cut":
+        path.write_bytes(whole[:-20])
+    elif kind in masks:
+        masks[kind].save(path, "JPEG" if kind == "JPEG" else "PNG")
     return str(path)
 
 
@@ -143,8 +137,7 @@ def test_a_mask_that_would_decode_to_other_numbers_is_named(pairs, tmp_path, kin
 
 
 def test_an_image_that_is_bad_is_left_out_with_its_mask(pairs):
-    with open(pairs[4][0], "wb") as file:
-        file.write(b"no image")
+    Path(pairs[4][0]).write_bytes(b"no image")
     with pytest.warns(UserWarning, match=re.escape(pairs[4][0])):
         found = read(images_with_masks(pairs), on_bad_file="skip")
     np.testing.assert_array_equal(found, np.delete(PIXELS, 4, axis=0))
