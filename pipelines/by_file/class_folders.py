@@ -13,11 +13,7 @@ _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 
 def images_in(folder: str, classes: Sequence[str] | None) -> Labelled:
-    """Returns the images of a folder, sorted within each class, with their labels; without classes, with their names.
-
-    Raises:
-        PipelineError: If the folder, or one below it, cannot be read or does not hold what it should.
-    """
+    """Returns the images of a folder with their labels, sorted in each class; with their names without classes."""
     if not os.path.isdir(folder):
         raise PipelineError(
             f"Expected a folder of images with one subfolder per class. There is no folder {folder!r}. Check the path."
@@ -35,9 +31,10 @@ def _read(folder: str, classes: Sequence[str] | None) -> Labelled:
     entries = _entries(folder)
     folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or os.path.isdir(entry)]
     others = [entry for entry in entries if entry.name not in folders]
-    flat = [entry.path for entry in others if _leads_nowhere(entry) or _is_image_file(entry)]
-    if flat and not folders and classes is None:
-        return Labelled(flat, np.array([os.path.basename(path) for path in flat], object))
+    if not folders and classes is None:
+        flat = [entry for entry in others if _leads_nowhere(entry) or _is_image_file(entry)]
+        if flat:
+            return Labelled([entry.path for entry in flat], np.array([entry.name for entry in flat], object))
     if not folders:
         raise PipelineError(
             f"Expected one subfolder per class in {folder!r}. It holds none. Move the images into one; for text pass "

@@ -29,11 +29,6 @@ def columns_of(
     """Returns the two columns of a table, of pairs in a list or of a tuple; None for anything else.
 
     `options` are the user's arguments that name the columns of a table, `defaults` the names without them.
-
-    Raises:
-        TypeError: If an item of a list is not a pair, a tuple has not two, or columns are named without a table.
-        ValueError: If a column is missing.
-        PipelineError: If a number is missing in one.
     """
     if _is_table(files):
         names = [given or default for given, default in zip(options.values(), defaults, strict=True)]

@@ -18,15 +18,7 @@ Found = TypeVar("Found")
 
 
 def as_path(what: str, value: Any) -> str:
-    """Returns a path that is given as a string or a path object.
-
-    Args:
-        what: What the caller expects, for the error, such as "the path of a folder".
-        value: The argument.
-
-    Raises:
-        TypeError: If `value` is neither.
-    """
+    """Returns a path that is given as a string or a path object; `what` the caller expects is for the error."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str):
         raise TypeError(f"Expected {what}. Received: {type(value).__name__}. Pass a string or a pathlib.Path.")
@@ -34,11 +26,7 @@ def as_path(what: str, value: Any) -> str:
 
 
 def expect_order(what: str, given: Any) -> None:
-    """Refuses a set, whose order is another in each process.
-
-    Raises:
-        TypeError: If it is one.
-    """
+    """Refuses a set, whose order is another in each process."""
     if isinstance(given, Set) and not isinstance(given, KeysView):  # a dict keeps its order
         raise TypeError(
             f"Expected {what} in an order. Received: a {type(given).__name__}, whose order is another in each process. "
@@ -52,11 +40,7 @@ def is_remote(path: str) -> bool:
 
 
 def expect_reachable(path: str, *, by_tensorflow: bool = False) -> str:
-    """Returns a path on this machine or, with `by_tensorflow`, a URL that TensorFlow can open.
-
-    Raises:
-        PipelineError: If it is another URL.
-    """
+    """Returns a path on this machine or, with `by_tensorflow`, a URL that TensorFlow can open; refuses other URLs."""
     schemes = tf.io.gfile.get_registered_schemes() if by_tensorflow else ()
     if is_remote(path) and path.partition("://")[0] not in schemes:
         raise PipelineError(
@@ -82,11 +66,7 @@ def absolute(path: str) -> str:
 
 
 def expect_utf8(path: str) -> str:
-    """Returns a path that TensorFlow can open.
-
-    Raises:
-        PipelineError: If its name is not UTF-8.
-    """
+    """Returns a path that TensorFlow can open; refuses names that are not UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -103,17 +83,8 @@ def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> list[list[str | int]
     """Returns `[absolute path, size in bytes, time of last change in nanoseconds]` of each file, in the order given.
 
     For fingerprints: a file that is replaced, rewritten or cut gets another stamp. A change that keeps size and time
-    goes unnoticed.
-
-    Args:
-        paths: The files; remote ones that TensorFlow can open ("gs://…") too.
-
-    Raises:
-        PipelineError: If a file does not exist, is a folder, or cannot be looked at.
-
-    Example:
-        >>> file_stamps(["photos/cat.jpg"])  # doctest: +SKIP
-        [['/data/photos/cat.jpg', 51200, 1760000000000000000]]
+    goes unnoticed. Refuses folders, and files that do not exist or cannot be looked at; remote ones that TensorFlow can
+    open are looked at too.
     """
     return for_each_path(_stamp, [os.fspath(path) for path in paths])
 

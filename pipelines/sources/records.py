@@ -15,7 +15,7 @@ from tfopt.errors import PipelineError, unknown_name
 from tfopt.hardware import host
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, file_stamps
-from tfopt.pipelines.shared.problems import Problem
+from tfopt.pipelines.shared.problems import Problem, listed
 from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.source import Source, side_by_side
 from tfopt.pipelines.tfrecords.format import Index, file_sha256, unpack, unpack_batch, unpacks_in_batches
@@ -39,7 +39,6 @@ _RUN_BYTES = 2**20  # of neighbouring records that are read together: long enoug
 # copied once more if a batch of them was parsed at once.
 _LARGE_BYTES = 32 * 2**10
 _GROUP = 32  # records that one thread reads by their offsets
-_SHOWN = 50  # problems that the warning lists
 
 
 def records(
@@ -92,18 +91,18 @@ def records(
 
     large = chosen.mean_bytes >= _LARGE_BYTES
 
-    def reading(chosen: _Chosen) -> Source:
+    def reading(chosen: _Pieces) -> Source:
         runs = chosen.in_runs()
         kind = f" ({chosen.kind}, which cannot be read by offset)" if chosen.kind else ""
         return Source(
             name=f"records in {len(files)} file{'s' * (len(files) > 1)}{kind}",
-            dataset=partial(_in_order, chosen),
+            dataset=chosen.in_order,
             count=chosen.count,
             decode=decode,
             decode_batch=None if large else decode_batch,
             shuffled=lambda seed: side_by_side(runs.dataset(), runs.read, _SIDE_BY_SIDE, seed, block=_BLOCK),
             keyed=True,
-            at=partial(_read_at, chosen) if large and chosen.offsets else None,
+            at=chosen.at if large and chosen.offsets else None,
             encoded=partial(unpack, index.spec) if index is not None and index.image else None,
             only_jpeg=all(file.index is not None and file.index.only_jpeg for file in files),
             fingerprint=partial(_fingerprint, files, on_bad_record),
@@ -115,91 +114,114 @@ def records(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The pieces to read: whole files, or segments of whole records."""
+class _Pieces:
+    """What is read: whole files, or runs of whole records inside them."""
 
     kind: str  # the compression
-    counts: tuple[int | None, ...]  # records of each piece, None if unknown
-    pieces: tuple[Any, ...]  # the arguments of `read`, each a sequence over the pieces
-    read: Callable[..., Any]  # returns the dataset of one piece
-    offsets: tuple[Any, ...] = ()  # `record_offsets` of each piece, if pieces are files that have them
+    paths: Any  # of each piece, as the others a sequence over the pieces
+    begins: Any  # at which bytes
+    counts: Any  # of records; -1 if unknown
+    whole: bool = False  # whether the pieces are files, each to be read to its end
+    offsets: tuple[Any, ...] = ()  # `record_offsets` of each file, if they are known
+
+    @classmethod
+    def of(cls, kind: str, pieces: list[tuple[str, int, int]], **others: Any) -> "_Pieces":
+        """Returns pieces, given their paths, first bytes and numbers of records."""
+        paths, begins, counts = zip(*pieces, strict=True)
+        return cls(kind, np.array(paths, object), np.array(begins, np.int64), np.array(counts, np.int64), **others)
 
     @property
     def count(self) -> int | None:
-        return None if None in self.counts else sum(count or 0 for count in self.counts)
+        return None if -1 in self.counts else sum(map(int, self.counts))
 
     @property
     def mean_bytes(self) -> float:
         """Of a record; 0 without offsets."""
         return sum(int(each[-1]) for each in self.offsets) / sum(len(each) - 1 for each in self.offsets or [[0, 0]])
 
-    def in_runs(self) -> "_Chosen":
-        """Cuts files into runs of records, so that a shuffle of the pieces mixes more than the order of the files."""
-        if not self.offsets:
-            return self
-        length = max(1, round(_RUN_BYTES / self.mean_bytes))
-        return _in_segments(
-            self.kind,
-            [
-                (path, int(offsets[first]), min(length, len(offsets) - 1 - first))
-                for path, offsets in zip(*self.pieces, self.offsets, strict=True)
-                for first in range(0, len(offsets) - 1, length)
-            ],
-        )
-
     def dataset(self) -> Any:
+        limits = np.full_like(self.counts, -1) if self.whole else self.counts
         with tf.init_scope():
-            return tf.data.Dataset.from_tensor_slices(self.pieces)
+            return tf.data.Dataset.from_tensor_slices((self.paths, self.begins, limits))
 
-    def part(self, number: int, parts: int) -> "_Chosen":
+    def in_order(self) -> Any:
+        if self.whole:
+            return tf.data.TFRecordDataset(self.paths, compression_type=self.kind)
+        # TensorFlow 2.21 never ends a flat_map on a tf.data service.
+        return self.dataset().interleave(self.read, cycle_length=1)
+
+    @without_autograph
+    def read(self, path: Any, begin: Any, count: Any, buffer_bytes: int = 256 * 2**10) -> Any:
+        """Returns the dataset of the records of a piece, in a graph."""
+        # tf.data.TFRecordDataset starts at the beginning. The raw operation works only inside another dataset's
+        # function: TensorFlow 2.21 loses byte_offsets when it serialises a dataset to a graph.
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[path], compression_type=self.kind, buffer_size=buffer_bytes, byte_offsets=[begin]
+        )
+        return tf.data.experimental.from_variant(variant, tf.TensorSpec((), tf.string)).take(count)
+
+    def at(self, positions: Any) -> Any:
+        """Returns the records at these positions, as `Source.at` does."""
+        firsts = np.cumsum([0, *(len(offsets) - 1 for offsets in self.offsets)])[:-1]  # in each file
+        with tf.init_scope(), tf.device("CPU:0"):  # captured, not copied into the graph
+            begins = tf.constant(np.concatenate([offsets[:-1] for offsets in self.offsets]))
+
+        @without_autograph
+        def read_all(some: Any) -> Any:
+            files = tf.searchsorted(firsts, some, side="right") - 1
+            where = tf.gather(self.paths, files), tf.gather(begins, some)
+            each = tf.data.Dataset.from_tensor_slices(where).flat_map(partial(self.read, count=1, buffer_bytes=0))
+            # A file that was cut since gives no record there, and no error either.
+            return each.apply(tf.data.experimental.assert_cardinality(tf.size(some, tf.int64)))
+
+        # In groups: one by one, threads would cost more than the reading.
+        parallel = {"cycle_length": _SIDE_BY_SIDE, "block_length": _GROUP, "num_parallel_calls": tf.data.AUTOTUNE}
+        return positions.batch(_GROUP).interleave(read_all, **parallel)
+
+    def in_runs(self) -> "_Pieces":
+        """Cuts files into runs of records, so that a shuffle of the pieces mixes more than the order of the files."""
+        return self._cut([(0, len(offsets) - 1) for offsets in self.offsets]) if self.offsets else self
+
+    def part(self, number: int, parts: int) -> "_Pieces":
         """Returns an equal part of each file's records where they can be read by offset, else some of the files."""
-        if self.offsets:
-            return self._stretches(number, parts)
-        if len(self.counts) < parts:
-            raise PipelineError(
-                f"Expected at least a file of records for each of {parts} processes. Found: {len(self.counts)}. What "
-                f"to do: write as many, of similar sizes, for example with write_records(..., shards={8 * parts}), or "
-                "train in fewer processes."
-            )
-        pieces = tuple(each[number::parts] for each in self.pieces)
-        counts, offsets = self.counts[number::parts], self.offsets[number::parts]
-        return replace(self, counts=counts, pieces=pieces, offsets=offsets)
-
-    def _stretches(self, number: int, parts: int) -> "_Chosen":
-        """Takes stretch `number` of each file, cut into `parts`; those left over go to the parts in turn."""
-        segments, before = [], 0
-        for path, offsets in zip(*self.pieces, self.offsets, strict=True):
+        if not self.offsets:
+            if len(self.paths) < parts:
+                raise PipelineError(
+                    f"Expected at least a file of records for each of {parts} processes. Found: {len(self.paths)}. "
+                    f"What to do: write as many, of similar sizes, for example with write_records(..., "
+                    f"shards={8 * parts}), or train in fewer processes."
+                )
+            paths, begins, counts = (each[number::parts] for each in (self.paths, self.begins, self.counts))
+            return replace(self, paths=paths, begins=begins, counts=counts)
+        stretches, before = [], 0
+        for offsets in self.offsets:
             count = len(offsets) - 1
             # The part i has every record whose place among all files leaves i, were they dealt in turn.
             sizes = [len(range((part - before) % parts, count, parts)) for part in range(parts)]
-            first = sum(sizes[:number])
-            length = max(1, round(_RUN_BYTES / self.mean_bytes))
-            end = first + sizes[number]
-            segments += [(path, int(offsets[at]), min(length, end - at)) for at in range(first, end, length)]
+            stretches.append((sum(sizes[:number]), sum(sizes[: number + 1])))
             before += count
-        return _in_segments(self.kind, segments)
+        return self._cut(stretches)
+
+    def _cut(self, stretches: list[tuple[int, int]]) -> "_Pieces":
+        """Cuts a stretch of each file, given by its first record and the one after its last, into runs."""
+        length = max(1, round(_RUN_BYTES / self.mean_bytes))
+        runs = [
+            (path, int(offsets[at]), min(length, end - at))
+            for path, offsets, (first, end) in zip(self.paths, self.offsets, stretches, strict=True)
+            for at in range(first, end, length)
+        ]
+        return _Pieces.of(self.kind, runs)
 
 
-def _all(files: list[RecordFile], compression: str | None) -> _Chosen:
+def _all(files: list[RecordFile], compression: str | None) -> _Pieces:
     counts, offsets = zip(*(check_file(file, compression) for file in files), strict=True)
     kind = common_kind(files, compression)
-    return _Chosen(
-        kind,
-        counts,
-        ([file.path for file in files],),
-        partial(tf.data.TFRecordDataset, compression_type=kind),
-        () if any(each is None for each in offsets) else offsets,
-    )
+    known = () if any(each is None for each in offsets) else offsets
+    pieces = [(file.path, 0, -1 if count is None else count) for file, count in zip(files, counts, strict=True)]
+    return _Pieces.of(kind, pieces, whole=True, offsets=known)
 
 
-def _in_segments(kind: str, segments: list[tuple[str, int, int]]) -> _Chosen:
-    """Returns segments, each given by its file's path, its first byte and its number of records."""
-    paths, offsets, counts = zip(*segments, strict=True)
-    pieces = np.array(paths, dtype=object), np.array(offsets, np.int64), np.array(counts, np.int64)
-    return _Chosen(kind, counts, pieces, partial(_read_segment, kind))
-
-
-def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
+def _whole_only(files: list[RecordFile], compression: str | None) -> _Pieces:
     """Reads all files; chooses the records that are whole, and warns about the others."""
     for file in files:
         expect_contents(file.path)
@@ -207,52 +229,44 @@ def _whole_only(files: list[RecordFile], compression: str | None) -> _Chosen:
     with ThreadPoolExecutor(max(1, math.ceil(host().cpus))) as threads:
         scans = list(threads.map(lambda file: scan(file.path, kind), files))
         problems = [problem for some in threads.map(_problems, files, scans) for problem in some]
-    segments = [
-        (file.path, each.offset, each.count)
-        for file, found in zip(files, scans, strict=True)
-        for each in found.segments
-    ]
-    if not segments:
+    runs = [(file.path, *run) for file, found in zip(files, scans, strict=True) for run in found.runs]
+    if not runs:
         raise PipelineError(
             f"Expected a whole record in {files[0].path!r}{' and the other files' if len(files) > 1 else ''}. Found "
             "none. Check that they are TFRecord files."
         )
-    chosen = _in_segments(kind, segments)
+    chosen = _Pieces.of(kind, runs)
     if problems:
-        warnings.warn(_message(problems, chosen.count or 0), UserWarning, stacklevel=3)
+        message = (
+            f"on_bad_record='skip' leaves out what is damaged, and keeps {chosen.count:,} records:\n"
+            f"{listed(problems)}\nverify_records says more."
+        )
+        warnings.warn(message, UserWarning, stacklevel=3)
     return chosen
 
 
 def _problems(file: RecordFile, found: Scan) -> list[Problem]:
     """Returns what is lost of a file; raises if it is not the file that its index names."""
-    problems = list(found.lost)
-    if file.shard is None:
-        return problems
-    if found.count > file.shard.count:
-        raise index_mismatch(file, f"{file.shard.count:,} records", f"{found.count:,} whole ones")
-    size = tf.io.gfile.stat(file.path).length
-    missing = file.shard.count - found.count
-    if not problems and missing and size < file.shard.size_bytes:
-        what = f"the last {missing:,} of {file.shard.count:,} records are missing: cut between two records"
-        return [Problem(file.path, "cut", what, found.count, size, file.shard.size_bytes - size)]
-    if not problems and (missing or size != file.shard.size_bytes):
-        expected = f"{file.shard.count:,} records in {file.shard.size_bytes:,} bytes"
-        raise index_mismatch(file, expected, f"{found.count:,}")
-    if not problems and file_sha256(file.path) != file.shard.sha256:
+    shard, lost = file.shard, list(found.lost)
+    if shard is None:
+        return lost
+    size, missing = tf.io.gfile.stat(file.path).length, shard.count - found.count
+    if missing < 0:
+        raise index_mismatch(file, f"{shard.count:,} records", f"{found.count:,} whole ones")
+    if lost:
+        # A damaged part may span several records, and a cut between two shows no damage.
+        if missing > len(lost):
+            kind = "cut" if size < shard.size_bytes else "altered"
+            lost.append(Problem(file.path, kind, f"{missing:,} of {shard.count:,} records are lost in all"))
+        return lost
+    if missing and size < shard.size_bytes:
+        what = f"the last {missing:,} of {shard.count:,} records are missing: cut between two records"
+        return [Problem(file.path, "cut", what, found.count, size, shard.size_bytes - size)]
+    if missing or size != shard.size_bytes:
+        raise index_mismatch(file, f"{shard.count:,} records in {shard.size_bytes:,} bytes", f"{found.count:,}")
+    if file_sha256(file.path) != shard.sha256:
         raise index_mismatch(file, "the records that were written", "whole records of another SHA-256")
-    # A damaged part may span several records, and a cut between two shows no damage.
-    if problems and missing > len(problems):
-        kind = "cut" if size < file.shard.size_bytes else "altered"
-        problems.append(Problem(file.path, kind, f"{missing:,} of {file.shard.count:,} records are lost in all"))
-    return problems
-
-
-def _message(problems: list[Problem], kept: int) -> str:
-    lines = [f"on_bad_record='skip' leaves out what is damaged, and keeps {kept:,} records:"]
-    lines += [f"  {problem}" for problem in problems[:_SHOWN]]
-    if len(problems) > _SHOWN:
-        lines.append(f"  and {len(problems) - _SHOWN:,} more, which verify_records lists")
-    return "\n".join(lines)
+    return []
 
 
 def _expect_arguments(features: object, parse: object, compression: object, on_bad_record: object) -> None:
@@ -303,43 +317,3 @@ def _fingerprint(files: list[RecordFile], on_bad_record: str) -> Any:
         "sha256": [None if file.shard is None else file.shard.sha256 for file in files],
         "on_bad_record": on_bad_record,
     }
-
-
-def _read_at(chosen: _Chosen, positions: Any) -> Any:
-    """Returns the records at these positions, as `Source.at` does."""
-    firsts = np.cumsum([0, *(len(offsets) - 1 for offsets in chosen.offsets)])[:-1]  # in each file
-    with tf.init_scope(), tf.device("CPU:0"):  # captured, not copied into the graph
-        begins = tf.constant(np.concatenate([offsets[:-1] for offsets in chosen.offsets]))
-    (paths,) = chosen.pieces
-
-    @without_autograph
-    def read(path: Any, begin: Any) -> Any:
-        return _read_segment("", path, begin, 1, buffer=0)
-
-    @without_autograph
-    def read_all(some: Any) -> Any:
-        files = tf.searchsorted(firsts, some, side="right") - 1
-        where = tf.gather(paths, files), tf.gather(begins, some)
-        return tf.data.Dataset.from_tensor_slices(where).flat_map(read)
-
-    # In groups: one by one, threads would cost more than the reading.
-    parallel = {"cycle_length": _SIDE_BY_SIDE, "block_length": _GROUP, "num_parallel_calls": tf.data.AUTOTUNE}
-    return positions.batch(_GROUP).interleave(read_all, **parallel)
-
-
-@without_autograph
-def _read_segment(compression: str, path: Any, offset: Any, count: Any, buffer: int = 256 * 2**10) -> Any:
-    """Returns the dataset of `count` records from byte `offset` on, in a graph."""
-    # tf.data.TFRecordDataset starts at the beginning. The raw operation works only inside another dataset's function:
-    # TensorFlow 2.21 loses byte_offsets when it serialises a dataset to a graph.
-    variant = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[path], compression_type=compression, buffer_size=buffer, byte_offsets=[offset]
-    )
-    return tf.data.experimental.from_variant(variant, tf.TensorSpec((), tf.string)).take(count)
-
-
-def _in_order(chosen: _Chosen) -> Any:
-    if len(chosen.pieces) == 1:
-        return chosen.read(*chosen.pieces)
-    # TensorFlow 2.21 never ends a flat_map on a tf.data service.
-    return chosen.dataset().interleave(chosen.read, cycle_length=1)

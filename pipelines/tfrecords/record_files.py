@@ -90,22 +90,23 @@ def check_file(file: RecordFile, compression: str | None) -> tuple[int | None, A
 
     Either is None if it takes more than the headers of a local file.
     """
-    if file.shard is not None:
-        return _check_indexed(file, file.shard, kind_of(file, compression))
-    expect_contents(file.path)
-    head = _head(file.path)
-    if compression is None and not compression_of(head) and not is_header(head):
-        raise PipelineError(
-            f"Expected TFRecord files. {file.path!r} is no TFRecord file, or is cut inside its first record: it begins "
-            f"with {head!r}. Write it again, leave it out, or pass its `compression`. Read images "
-            "with images(), text with lines(), and other files with files()."
-        )
-    if kind := kind_of(file, compression):
-        _expect_readable(file.path, kind)
-    if kind or is_remote(file.path):
-        return None, None
-    offsets = record_offsets(file.path)
-    return len(offsets) - 1, offsets
+    shard, kind = file.shard, kind_of(file, compression)
+    if shard is not None:
+        size = tf.io.gfile.stat(file.path).length
+        if size != shard.size_bytes:
+            raise index_mismatch(file, f"{shard.size_bytes:,} bytes", f"{size:,}")
+    else:
+        expect_contents(file.path)
+        _expect_records(file.path, kind, guessed=compression is None)
+    offsets = None if kind or is_remote(file.path) else record_offsets(file.path)
+    count = None if offsets is None else len(offsets) - 1
+    if shard is None:
+        return count, offsets
+    if count not in (None, shard.count):
+        raise index_mismatch(file, f"{shard.count:,} records", f"{count:,}")
+    if ends_sha256(file.path) != shard.ends_sha256:
+        raise index_mismatch(file, "the records that were written", "others, or damaged ones, at its beginning or end")
+    return shard.count, offsets
 
 
 def common_kind(files: list[RecordFile], compression: str | None) -> str:
@@ -178,22 +179,32 @@ def record_offsets(path: str) -> Any:
         while position < size:
             file.seek(position)
             header = file.read(HEADER.size)
-            if len(header) < HEADER.size:
-                raise _cut(path, len(offsets) - 1, position)
-            position += HEADER.size + HEADER.unpack(header)[0] + FOOTER_BYTES
-            if position > size:
-                raise _cut(path, len(offsets) - 1, size)
+            if len(header) == HEADER.size:
+                position += HEADER.size + HEADER.unpack(header)[0] + FOOTER_BYTES
+            if len(header) < HEADER.size or position > size:
+                raise PipelineError(
+                    f"Expected whole records. The TFRecord file {path!r} is cut inside record {len(offsets) - 1} "
+                    f"(counted from 0; the file ends at byte {size}), or its length there is altered. Write or copy it "
+                    "again; verify_records says more."
+                )
             offsets.append(position)
     return np.array(offsets)
 
 
-def _expect_readable(path: str, kind: str) -> None:
-    """Refuses a compressed file without a readable record, which TensorFlow may take for an empty one."""
+def _expect_records(path: str, kind: str, *, guessed: bool) -> None:
+    """Refuses a file that does not begin with a record; TensorFlow may take a compressed one for an empty one."""
+    head = _head(path)
+    if guessed and not kind and not is_header(head):
+        raise PipelineError(
+            f"Expected TFRecord files. {path!r} is no TFRecord file, or is cut inside its first record: it begins "
+            f"with {head!r}. Write it again, leave it out, or pass its `compression`. Read images "
+            "with images(), text with lines(), and other files with files()."
+        )
     try:
-        first = next(record_io.RecordIterator(path, kind), None)
+        readable = not kind or next(record_io.RecordIterator(path, kind), None) is not None
     except tf.errors.DataLossError:
-        first = None
-    if first is None:
+        readable = False
+    if not readable:
         raise PipelineError(
             f"Expected a record in every file. None can be read from {path!r} as {kind}: it is cut, damaged, empty or "
             "of another compression. Write or copy it again, leave it out, or correct `compression`."
@@ -203,18 +214,6 @@ def _expect_readable(path: str, kind: str) -> None:
 def _head(path: str) -> bytes:
     with tf.io.gfile.GFile(path, "rb") as file:
         return bytes(file.read(HEADER.size))
-
-
-def _check_indexed(file: RecordFile, expected: Shard, kind: str) -> tuple[int, Any]:
-    size = tf.io.gfile.stat(file.path).length
-    if size != expected.size_bytes:
-        raise index_mismatch(file, f"{expected.size_bytes:,} bytes", f"{size:,}")
-    offsets = None if kind or is_remote(file.path) else record_offsets(file.path)
-    if offsets is not None and len(offsets) - 1 != expected.count:
-        raise index_mismatch(file, f"{expected.count:,} records", f"{len(offsets) - 1:,}")
-    if ends_sha256(file.path) != expected.ends_sha256:
-        raise index_mismatch(file, "the records that were written", "others, or damaged ones, at its beginning or end")
-    return expected.count, offsets
 
 
 def _expand(paths: Any) -> list[str]:
@@ -241,13 +240,6 @@ def _matching(pattern: str) -> list[str]:
         return sorted(tf.io.gfile.glob(pattern))
     except UnicodeDecodeError as error:
         return [expect_utf8(error.object.decode(errors="surrogateescape"))]
-
-
-def _cut(path: str, count: int, end: int) -> PipelineError:
-    return PipelineError(
-        f"Expected whole records. The TFRecord file {path!r} is cut inside record {count} (counted from 0; the file "
-        f"ends at byte {end}), or its length there is altered. Write or copy it again; verify_records says more."
-    )
 
 
 def _masked_crc32c(rows: Any) -> Any:

@@ -37,24 +37,16 @@ _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Whole records, one after the other."""
-
-    offset: int  # of the first one, in bytes
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Scan:
     """The contents of a file: whole records, and what is lost."""
 
-    segments: tuple[Segment, ...]
+    runs: tuple[tuple[int, int], ...]  # of whole records: where each begins, in bytes, and how many they are
     lost: tuple[Problem, ...]  # each damaged part counts as one record in the numbers of those behind it
 
     @property
     def count(self) -> int:
         """Number of whole records."""
-        return sum(segment.count for segment in self.segments)
+        return sum(count for _, count in self.runs)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -164,21 +156,22 @@ def _check(file: RecordFile, compression: str | None) -> list[Problem]:
 
 def _scan_plain(path: str) -> Scan:
     size, reader = tf.io.gfile.stat(path).length, record_io.RandomRecordReader(path)
-    segments: list[Segment] = []
+    runs: list[tuple[int, int]] = []
     lost: list[Problem] = []
-    position = 0
+    position = number = 0
     with tf.io.gfile.GFile(path, "rb") as file:
         while position < size:
             start, count = position, 0
             while (end := _end_of_record(reader, position)) is not None:
                 position, count = end, count + 1
-            if count:
-                segments.append(Segment(start, count))
+            runs += [(start, count)] * (count > 0)
+            number += count
             if position < size:
-                number, damaged = sum(each.count for each in segments) + len(lost), position
+                damaged = position
                 position, why = _after_damage(file, reader, damaged, size)
                 lost.append(_lost(path, number, why, damaged, position - damaged))
-    return Scan(tuple(segments), tuple(lost))
+                number += 1
+    return Scan(tuple(runs), tuple(lost))
 
 
 def _lost(path: str, record: int, why: str, offset: int | None = None, size_bytes: int | None = None) -> Problem:
@@ -237,7 +230,7 @@ def _scan_compressed(path: str, compression: str) -> Scan:
         problem = problem or f"its data or checksums are altered ({error})"
     # TensorFlow may end without an error where the compressed stream is cut; only the stream itself tells.
     lost = () if problem is None else (_lost(path, count, f"{problem}; nothing after it can be read"),)
-    return Scan((Segment(0, count),) if count else (), lost)
+    return Scan(((0, count),) if count else (), lost)
 
 
 def _stream_problem(path: str, compression: str) -> str | None:

@@ -104,28 +104,18 @@ def test_each_comes_once_as_it_was_written(sources, kind, transform):
     assert sorted(seen) == list(range(COUNT)) != seen
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [
+def test_all_else_is_parsed_one_by_one(record_files, photos, tmp_path):
+    paths = record_files()
+    others = [
         tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True),
         tf.io.VarLenFeature(tf.int64),
         tf.io.RaggedFeature(tf.int64),
         tf.io.SparseFeature("row", "row", tf.int64, COUNT),
-    ],
-)
-def test_features_of_other_kinds_are_parsed_one_by_one(record_files, feature):
-    source = records(record_files(), features={"number": feature})
-    assert source.decode_batch is None
-
-
-@pytest.mark.parametrize("kind", ["parse", "serialised", "images"])
-def test_nothing_else_is_parsed_in_batches(record_files, photos, tmp_path, kind):
-    if kind == "images":
-        write_records(images(photos), tmp_path / "shards")
-        assert records(tmp_path / "shards").decode_batch is None
-    else:
-        source = records(record_files(), parse=tf.strings.length if kind == "parse" else None)
-        assert source.decode_batch is None
+    ]
+    for options in [*({"features": {"number": feature}} for feature in others), {"parse": tf.strings.length}, {}]:
+        assert records(paths, **options).decode_batch is None
+    write_records(images(photos), tmp_path / "shards")
+    assert records(tmp_path / "shards").decode_batch is None
 
 
 def test_large_records_are_parsed_one_by_one(tmp_path):

@@ -87,13 +87,12 @@ def test_small_records_are_mixed_in_runs(by_class, buffer_mib, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"compression": "GZIP"}, {"on_bad_record": "skip"}])
-def test_what_cannot_be_read_by_offset_is_read_as_before(by_class, options):
-    skip = {name: value for name, value in options.items() if name == "on_bad_record"}
-    source = records(by_class(**{name: value for name, value in options.items() if name not in skip}), **skip)
+@pytest.mark.parametrize(("compression", "on_bad_record"), [("GZIP", "error"), (None, "skip")])
+def test_what_cannot_be_read_by_offset_is_read_as_before(by_class, compression, on_bad_record):
+    source = records(by_class(compression=compression), on_bad_record=on_bad_record)
     plan = plan_pipeline(source, batch_size=256, remainder="keep", cache=None)
     assert source.at is None
-    assert ("(GZIP, which cannot be read by offset)" in unwrapped(plan)) is ("compression" in options)
+    assert ("(GZIP, which cannot be read by offset)" in unwrapped(plan)) is (compression == "GZIP")
     assert plan.stage("shuffle").setting.startswith("buffer of")
     assert sorted(epochs(plan.build(), 1)[0]) == list(range(COUNT))
 
@@ -184,14 +183,8 @@ def test_images_are_permuted_and_cropped(photos, tmp_path, monkeypatch):
     write_records(images(photos), tmp_path / "shards", shards=2, shuffle_seed=None)
     dataset = build_pipeline(tmp_path / "shards", batch_size=5, crop=RandomCrop(3), remainder="keep", cache=None)
     for _ in range(2):
-        found = [
-            (int(np.median(image[..., 2])), int(label))
-            for batch in dataset
-            for image, label in zip(*batch, strict=True)
-        ]
-        assert len(found) == 12
-        assert sorted(label for _, label in found) == [0] * 4 + [1] * 4 + [2] * 4
-        assert found != sorted(found, key=lambda pair: pair[1])
+        found = [int(label) for _, labels in dataset for label in labels]
+        assert sorted(found) == [0] * 4 + [1] * 4 + [2] * 4 != found
 
 
 @pytest.mark.slow

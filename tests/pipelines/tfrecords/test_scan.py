@@ -1,3 +1,5 @@
+"""What a file of records holds, read from its bytes: headers, offsets, and what is whole of a damaged one."""
+
 import random
 
 import numpy as np
@@ -6,29 +8,49 @@ import tensorflow as tf
 
 from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.tfrecords import verify as module
-from tfopt.pipelines.tfrecords.record_files import _masked_crc32c
-from tfopt.pipelines.tfrecords.verify import Segment, scan
+from tfopt.pipelines.tfrecords.record_files import (
+    _masked_crc32c,
+    compression_of,
+    header_offsets,
+    is_header,
+    record_offsets,
+)
+from tfopt.pipelines.tfrecords.verify import Scan, scan
 
 RECORDS = [b"first", b"", b"third " * 9, b"\x00" * 30, b"fifth"]
 STARTS = [0, 21, 37, 107, 153, 174]  # 16 bytes around each record
 
 
 def read(path):
-    """The records of the segments."""
+    """The records that are whole."""
     contents, found = path.read_bytes(), []
-    for segment in scan(str(path), "").segments:
-        position = segment.offset
-        for _ in range(segment.count):
+    for position, count in scan(str(path), "").runs:
+        for _ in range(count):
             end = position + 12 + int.from_bytes(contents[position : position + 8], "little")
             found.append(contents[position + 12 : end])
             position = end + 4
     return found
 
 
-def test_a_whole_file(plain_file):
-    for compression in ("", "GZIP", "ZLIB"):
-        found = scan(str(plain_file(RECORDS, compression=compression)), compression)
-        assert (found.segments, found.lost, found.count) == ((Segment(0, 5),), (), 5)
+def test_headers_are_found_where_records_begin_and_nowhere_else(plain_file):
+    path = plain_file(RECORDS)
+    assert header_offsets(path.read_bytes()).tolist() == STARTS[:-1]
+    assert header_offsets(path.read_bytes()[:11]).tolist() == []
+    assert record_offsets(str(path)).tolist() == STARTS
+
+
+def test_a_header_with_any_bit_flipped_is_none(plain_file):
+    head = plain_file(RECORDS[2:]).read_bytes()[:12]
+    assert is_header(head)
+    assert not is_header(head[:11])
+    assert not any(is_header((int.from_bytes(head) ^ 1 << bit).to_bytes(12)) for bit in range(96))
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_a_whole_file(plain_file, compression):
+    path = plain_file(RECORDS, compression=compression)
+    assert scan(str(path), compression) == Scan(((0, 5),), ())
+    assert compression_of(path.read_bytes()[:12]) == compression.replace("ZLIB", "")
 
 
 def test_every_flipped_byte_loses_its_record_only(plain_file, flip):
@@ -36,16 +58,12 @@ def test_every_flipped_byte_loses_its_record_only(plain_file, flip):
     for position in range(STARTS[-1]):
         flip(path, position, bit=position % 8)
         hit = next(number for number, end in enumerate(STARTS[1:]) if position < end)
-        found = scan(str(path), "")
-        (lost,) = found.lost
+        (lost,) = scan(str(path), "").lost
         assert (lost.record, lost.offset, lost.size_bytes) == (hit, STARTS[hit], STARTS[hit + 1] - STARTS[hit])
         in_header = position < STARTS[hit] + 12
         assert f"): {'its length' if in_header else 'its data'}" in lost.what
-        assert found.count == 4
+        assert read(path) == RECORDS[:hit] + RECORDS[hit + 1 :]
         flip(path, position, bit=position % 8)
-    path_of_third = plain_file(RECORDS)
-    flip(path_of_third, STARTS[2])
-    assert read(path_of_third) == RECORDS[:2] + RECORDS[3:]
 
 
 def test_every_cut_loses_what_is_behind_it(plain_file):
@@ -67,10 +85,9 @@ def test_bytes_taken_out_of_the_middle(plain_file):
     whole = path.read_bytes()
     for start in range(STARTS[1], STARTS[-2]):
         path.write_bytes(whole[:start] + whole[start + 3 :])
-        kept = read(path)
         # Three bytes touch one record or two; all others are kept, in order.
         touched = {number for number in range(5) if STARTS[number] < start + 3 and start < STARTS[number + 1]}
-        assert kept == [record for number, record in enumerate(RECORDS) if number not in touched]
+        assert read(path) == [record for number, record in enumerate(RECORDS) if number not in touched]
 
 
 def test_two_damaged_records_that_do_not_touch(plain_file, flip):
@@ -101,41 +118,33 @@ def test_a_length_that_cannot_be_is_never_allocated(plain_file):
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_a_cut_compressed_file_is_always_seen(plain_file, compression):
+def test_a_compressed_file_keeps_what_is_before_a_cut_or_damage(plain_file, flip, compression):
     path = plain_file(RECORDS, compression=compression)
     whole = path.read_bytes()
     for length in range(1, len(whole)):
         path.write_bytes(whole[:length])
         found = scan(str(path), compression)
-        assert len(found.lost) == 1
-        assert found.lost[0].record == found.count
-        assert "the compressed stream is cut; nothing after it" in found.lost[0].what
-
-
-@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_records_before_damage_in_a_compressed_file_are_kept(plain_file, compression):
+        (lost,) = found.lost
+        assert lost.record == found.count
+        assert "the compressed stream is cut; nothing after it" in lost.what
     rows = [random.Random(number).randbytes(40_000) for number in range(20)]
     path = plain_file(rows, compression=compression)
-    contents = bytearray(path.read_bytes())
-    contents[len(contents) // 2] ^= 16
-    path.write_bytes(contents)
+    flip(path, path.stat().st_size // 2, bit=4)
     found = scan(str(path), compression)
-    assert 0 < found.count < 20
-    assert found.lost[0].record == found.count
+    assert 0 < found.lost[0].record == found.count < 20
     kept = tf.data.TFRecordDataset([str(path)], compression).take(found.count)
     assert [record.numpy() for record in kept] == rows[: found.count]
 
 
 def test_a_compressed_file_that_is_much_larger_inside(plain_file, monkeypatch):
     monkeypatch.setattr(module, "_BLOCK_BYTES", 64)
-    path = plain_file([bytes(200_000)], compression="GZIP")
-    assert scan(str(path), "GZIP") == module.Scan((Segment(0, 1),), ())
+    assert scan(str(plain_file([bytes(200_000)], compression="GZIP")), "GZIP") == Scan(((0, 1),), ())
 
 
 def test_compressed_files_that_were_joined(plain_file):
     path = plain_file(RECORDS, compression="GZIP")
     path.write_bytes(path.read_bytes() * 2)
-    assert (scan(str(path), "GZIP").count, scan(str(path), "GZIP").lost) == (10, ())
+    assert scan(str(path), "GZIP") == Scan(((0, 10),), ())
     # TensorFlow reads the first of two zlib streams only.
     path = plain_file(RECORDS, compression="ZLIB")
     path.write_bytes(path.read_bytes() * 2)

@@ -19,12 +19,17 @@ def kinds(report):
     return [(os.path.basename(problem.file), problem.kind) for problem in report.problems]
 
 
+@pytest.fixture
+def second(shards):
+    """The second of three shards in a folder with an index, of two records of one size."""
+    return sorted(shards().iterdir())[2]
+
+
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
 def test_a_whole_folder_passes(shards, compression):
     report = verify_records(shards(compression))
-    assert report.passed
     assert report == RecordsReport(3, (), True)
-    assert str(report) == "3 files of records: as the index says"
+    assert (report.passed, str(report)) == (True, "3 files of records: as the index says")
 
 
 @pytest.mark.slow
@@ -33,8 +38,7 @@ def test_every_flipped_byte_of_every_file_is_found(shards, flip, compression):
     folder = shards(compression)
     for name in os.listdir(folder):
         path = folder / name
-        size = path.stat().st_size
-        for position in range(0, size, 1 if name != INDEX_NAME else 13):
+        for position in range(0, path.stat().st_size, 1 if name != INDEX_NAME else 13):
             flip(path, position, bit=position % 8)
             report = verify_records(folder)
             assert not report.passed
@@ -56,17 +60,23 @@ def test_every_cut_of_a_shard_is_found(shards, compression):
         assert {path.name} == {file for file, _ in kinds(report)}
 
 
-def test_a_cut_between_records_says_where(shards):
-    folder = shards()
-    path = sorted(folder.iterdir())[1]
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])  # two records of one size
-    (problem,) = verify_records(folder).problems
-    assert problem == Problem(
-        str(path),
-        "cut",
-        f"{len(whole) // 2} bytes, but the index says {len(whole)}",
-        offset=len(whole) // 2,
+def test_a_cut_between_records_says_where(second):
+    size = second.stat().st_size
+    os.truncate(second, size // 2)
+    what = f"{size // 2} bytes, but the index says {size}"
+    assert verify_records(second.parent).problems == (Problem(str(second), "cut", what, offset=size // 2),)
+    report = verify_records([second])  # one by one, files use the index beside them
+    assert (report.indexed, kinds(report)) == (True, [(second.name, "cut")])
+
+
+def test_an_altered_shard_says_which_record(second, flip):
+    size = second.stat().st_size // 2
+    flip(second, size + 15)
+    (problem,) = verify_records(second.parent).problems
+    assert (problem.record, problem.offset, problem.size_bytes) == (1, size, size)
+    assert str(problem) == (
+        f"altered: {second}: record 1, counted from 0 (bytes {size} to {2 * size}): its data, or the checksum of it, "
+        "is altered"
     )
 
 
@@ -77,6 +87,7 @@ def test_missing_extra_longer_and_exchanged_files(shards):
     third.write_bytes(third.read_bytes() + first.read_bytes())
     (folder / "notes").mkdir()
     shutil.copy(first, second)
+    assert verify_records([first]).passed
     first.unlink()
     assert sorted(kinds(verify_records(folder))) == [
         ("notes", "extra"),
@@ -84,29 +95,22 @@ def test_missing_extra_longer_and_exchanged_files(shards):
         (second.name, "altered"),
         (third.name, "longer"),
     ]
+    for paths in (str(folder / "*.tfrecord"), [second]):  # a shard that is missing beside the given ones
+        assert (first.name, "missing") in kinds(verify_records(paths))
 
 
-def test_an_altered_shard_says_which_record(shards, flip):
-    folder = shards()
-    path = sorted(folder.iterdir())[1]
-    size = path.stat().st_size // 2
-    flip(path, size + 15)
-    (problem,) = verify_records(folder).problems
-    assert (problem.record, problem.offset, problem.size_bytes) == (1, size, size)
-    assert str(problem) == (
-        f"altered: {path}: record 1, counted from 0 (bytes {size} to {2 * size}): its data, or the checksum of it, "
-        "is altered"
-    )
-
-
-def test_shards_are_still_checked_where_the_index_is_damaged(shards, flip):
-    folder = shards()
-    flip(folder / INDEX_NAME, 5)
-    shard = sorted(folder.iterdir())[2]
-    flip(shard, 20)
-    report = verify_records(folder)
-    assert kinds(report) == [(INDEX_NAME, "index"), (shard.name, "altered")]
-    assert not report.indexed
+@pytest.mark.parametrize("contents", [None, b"", b"\0" * 50])
+def test_shards_are_still_checked_where_the_index_is_damaged(second, flip, contents):
+    index = second.parent / INDEX_NAME
+    if contents is None:
+        flip(index, 5)
+    else:
+        index.write_bytes(contents)
+    flip(second, 20)
+    for paths in (second.parent, str(second.parent / "*.tfrecord")):
+        report = verify_records(paths)
+        assert kinds(report) == [(INDEX_NAME, "index"), (second.name, "altered")]
+        assert (report.files, report.indexed) == (3, False)
 
 
 @pytest.mark.slow
@@ -142,43 +146,28 @@ def test_compressed_files_without_an_index(plain_file, compression):
         assert kinds(verify_records(path, compression=told)) == [("a.tfrecord", "cut")]
 
 
-def test_files_named_one_by_one_use_the_index_beside_them(shards):
-    folder = shards()
-    path = sorted(folder.iterdir())[1]
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    report = verify_records([path])
-    assert report.indexed
-    assert kinds(report) == [(path.name, "cut")]
-
-
-def test_a_file_that_cannot_be_read(shards, monkeypatch):
+def test_a_file_that_cannot_be_read(second, monkeypatch):
     # Permissions do not bind the user root, so the operating system's answer is given here.
-    folder = shards()
-    path = sorted(folder.iterdir())[1]
     opened = builtins.open
 
     def refuse(file, *arguments, **options):
-        if str(file) == str(path):
+        if str(file) == str(second):
             raise PermissionError(13, "Permission denied", str(file))
         return opened(file, *arguments, **options)
 
-    monkeypatch.setattr(builtins, "open", refuse)
-    assert kinds(verify_records(folder)) == [(path.name, "unreadable")]
-
-
-def test_a_folder_in_the_place_of_a_file(shards):
-    folder = shards()
-    path = sorted(folder.iterdir())[1]
-    path.unlink()
-    path.mkdir()
-    (problem,) = verify_records(folder).problems
-    assert (problem.file, problem.kind) == (str(path), "unreadable")
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "open", refuse)
+        assert kinds(verify_records(second.parent)) == [(second.name, "unreadable")]
+    second.unlink()
+    second.mkdir()
+    assert kinds(verify_records(second.parent)) == [(second.name, "unreadable")]
 
 
 def test_the_report_is_json_and_reads_well():
     problems = tuple(Problem("f", "cut", f"at {number}", number, 7, 3) for number in range(22))
     report = RecordsReport(1, problems, False)
-    assert json.loads(json.dumps(report.to_dict()))["problems"][3] == {
+    found = json.loads(json.dumps(report.to_dict()))
+    assert found["problems"][3] == {
         "file": "f",
         "kind": "cut",
         "what": "at 3",
@@ -186,11 +175,10 @@ def test_the_report_is_json_and_reads_well():
         "offset": 7,
         "size_bytes": 3,
     }
-    assert report.to_dict()["passed"] is False
+    assert found["passed"] is False
     lines = str(report).splitlines()
     assert lines[0].startswith("1 file of records: 22 problems; without an index")
-    assert lines[1] == "  cut: f: at 0"
-    assert lines[-1] == "  and 2 more"
+    assert (lines[1], lines[-1]) == ("  cut: f: at 0", "  and 2 more")
 
 
 def test_there_must_be_something_to_verify(tmp_path):
@@ -200,6 +188,8 @@ def test_there_must_be_something_to_verify(tmp_path):
         verify_records(tmp_path / "nothing")
     with pytest.raises(ValueError, match="'GZIP' or 'ZLIB'"):
         verify_records(tmp_path, compression="gzip")
+    with pytest.raises(TypeError, match=r"^Expected a path, a glob or a list of paths of .*\. Received: None\. Pass"):
+        verify_records(None)
 
 
 @pytest.mark.parametrize(
@@ -213,29 +203,3 @@ def test_any_change_of_any_file_is_found(shards, seed):
     changed = contents[:start] + draw.randbytes(draw.randrange(9)) + contents[end:]
     path.write_bytes(changed)
     assert verify_records(folder).passed == (changed == contents)
-
-
-def test_a_shard_that_is_missing_beside_the_given_ones_is_found(shards):
-    folder = shards()
-    first, second, _ = sorted(folder.glob("*.tfrecord"))
-    assert verify_records([first]).passed
-    second.unlink()
-    for paths in (str(folder / "*.tfrecord"), [first]):
-        assert kinds(verify_records(paths)) == [(second.name, "missing")]
-
-
-@pytest.mark.parametrize("contents", [b"", b"\0" * 50])
-def test_an_index_that_was_emptied_is_found(shards, contents):
-    folder = shards()
-    (folder / INDEX_NAME).write_bytes(contents)
-    for paths in (folder, str(folder / "*.tfrecord")):
-        report = verify_records(paths)
-        assert kinds(report) == [(INDEX_NAME, "index")]
-        assert report.files == 3
-
-
-def test_paths_of_another_type_are_refused():
-    with pytest.raises(
-        TypeError, match=r"^Expected a path, a glob or a list of paths of records\. Received: None\. Pass"
-    ):
-        verify_records(None)
