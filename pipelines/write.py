@@ -129,17 +129,23 @@ def _encoding(source: Source, shuffle_seed: int | None) -> _Encoding:
         raise PipelineError(
             f"Expected examples that end. {source.name} has no end. Take a part of it with the dataset's `take`."
         )
-    raw, image = dataset.element_spec, _decodes_like_records(source, dataset)
-    function = source.encoded if image else source.decode
+    raw = dataset.element_spec
 
     # Not marked do_not_convert: AutoGraph must reach the user's functions, as in Dataset.map.
-    def example(*arguments: Any) -> Any:
+    def decoded(*arguments: Any) -> Any:
         element = element_of(arguments, raw)
-        result = element if function is None else apply(function, element)
-        if not image:
-            return result
+        return element if source.decode is None else apply(source.decode, element)
+
+    def encoded(*arguments: Any) -> Any:
+        element = element_of(arguments, raw)
+        contents, *rest = apply(source.encoded or decoded, element)
         name = source.name if source.origin is None else apply(source.origin, element)
-        return expect_image_bytes(result[0], name), *result[1:]
+        return expect_image_bytes(contents, name), *rest
+
+    # An image that `records` would decode to something else is written decoded.
+    image = source.encoded is not None and source.decode is not None
+    image = image and tf.nest.flatten(dataset.map(decoded).element_spec)[0] == tf.TensorSpec((None, None, 3), tf.uint8)
+    example = encoded if image else decoded
 
     # One map: for small examples a second one costs a quarter of the time.
     def strings(*arguments: Any) -> Any:
@@ -157,9 +163,8 @@ def _mixed(source: Source, dataset: Any, count: int | None, seed: int) -> Any:
     if source.at is not None and count is not None:
         return source.at(permutation(count, Epoch.first(reduced(seed)).lasting_key("mix")))
     try:
-        sizes = [
-            size_bytes(element) for element in (source.sample(_SAMPLED) if source.sample else dataset.take(_SAMPLED))
-        ]
+        sampled = source.sample(_SAMPLED) if source.sample else dataset.take(_SAMPLED)
+        sizes = [size_bytes(element) for element in sampled]
     except tf.errors.OpError as error:
         raise _unread(source, 0, error) from error
     buffer = max(1, int(_MIXED_BYTES / max(sum(sizes) / max(1, len(sizes)), _LEAST_BYTES)))
@@ -167,18 +172,6 @@ def _mixed(source: Source, dataset: Any, count: int | None, seed: int) -> Any:
         dataset = source.shuffled(part_seed(seed, "files"))
     # The buffer's table is allocated at once.
     return shuffle(dataset, min(buffer, count or _MOST_UNKNOWN), Epoch.first(reduced(seed)).lasting_key("mix"))
-
-
-def _decodes_like_records(source: Source, dataset: Any) -> bool:
-    """Whether a source decodes its encoded images as `records` will; if not, they are written decoded."""
-    if source.encoded is None or source.decode is None:
-        return False
-    decode, raw = source.decode, dataset.element_spec
-
-    def decoded(*arguments: Any) -> Any:
-        return apply(decode, element_of(arguments, raw))
-
-    return bool(tf.nest.flatten(dataset.map(decoded).element_spec)[0] == tf.TensorSpec((None, None, 3), tf.uint8))
 
 
 def _starts(shards: int, count: int | None) -> frozenset[int]:
@@ -195,7 +188,7 @@ def _starts(shards: int, count: int | None) -> frozenset[int]:
 def _write(
     encoding: _Encoding, folder: str, starts: frozenset[int] | None, compression: str, shuffle_seed: int | None
 ) -> Index:
-    names = features(encoding.spec)
+    name, names = encoding.source.name, features(encoding.spec)
     written = filled_bytes = 0
     only_jpeg = encoding.image
     with _progress(encoding) as advance, ShardWriters(folder, compression) as writers:
@@ -212,7 +205,13 @@ def _write(
                 filled_bytes += len(record)
             writers.put(part)
             advance(len(rows))
-        _expect_count(encoding, written)
+        if not written:
+            raise PipelineError(f"Expected at least one example in {name}. Found none. Check where it reads from.")
+        if encoding.count not in (None, written):
+            raise PipelineError(
+                f"Expected {encoding.count:,} examples, as {name} says. Found {written:,}. Correct the source's "
+                "`count`, or leave it out."
+            )
         shards = writers.finish()
     index = Index(
         shards=shards,
@@ -248,17 +247,6 @@ def _unread(source: Source, read: int, error: tf.errors.OpError) -> PipelineErro
         f"Expected to read {source.name}. It failed after {read:,} examples: {first_line(error)}. Fix or remove what "
         "it names."
     )
-
-
-def _expect_count(encoding: _Encoding, written: int) -> None:
-    name = encoding.source.name
-    if not written:
-        raise PipelineError(f"Expected at least one example in {name}. Found none. Check where the source reads from.")
-    if encoding.count not in (None, written):
-        raise PipelineError(
-            f"Expected {encoding.count:,} examples, as {name} says. Found {written:,}. Correct the source's `count`, "
-            "or leave it out."
-        )
 
 
 @contextlib.contextmanager

@@ -36,16 +36,15 @@ def published(folder: str) -> Iterator[str]:
     temporary = os.path.join(parent, f".{name}.writing")
     handle = _locked(temporary, folder)
     try:
-        try:
-            _empty(temporary)
-            yield temporary
-            os.fsync(handle)
-            _expect_room(folder)
-            os.rename(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        _empty(temporary)
+        yield temporary
+        os.fsync(handle)
+        _expect_room(folder)
+        os.rename(temporary, folder)
         sync(parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     finally:
         os.close(handle)
 
@@ -95,24 +94,19 @@ class ShardWriters:
         try:
             with tf.io.TFRecordWriter(path, self._compression) as file:
                 for records in iter(queue.get, None):
+                    if self._stopped is not None:
+                        raise self._stopped
+                    for record in records:
+                        file.write(record)
                     count += len(records)
-                    self._write_records(file, records)
+                    with self._changed:
+                        self._pending_bytes -= _size_bytes(records)
+                        self._changed.notify()
             sync(path)
             return Shard(name, count, os.path.getsize(path), file_sha256(path), ends_sha256(path))
         except BaseException as error:
             self._stop(error)
             raise
-
-    def _write_records(self, file: tf.io.TFRecordWriter, records: list[bytes]) -> None:
-        try:
-            for record in records:
-                if self._stopped is not None:
-                    raise self._stopped
-                file.write(record)
-        finally:
-            with self._changed:
-                self._pending_bytes -= _size_bytes(records)
-                self._changed.notify()
 
     def _stop(self, error: BaseException) -> None:
         with self._changed:
