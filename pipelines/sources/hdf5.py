@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
+from tfopt.pipelines.sources.shapes import in_python, in_shards, sharded
 from tfopt.pipelines.sources.source import (
     Source,
     common_length,
@@ -65,25 +66,34 @@ def hdf5(path: str | os.PathLike[str], datasets: Any) -> Source:
             )
     if not os.path.isfile(file_path):
         raise PipelineError(f"Expected an HDF5 file. There is no file {file_path!r}. Check the path.")
-    (stamp,) = file_stamps([file_path])
+    stamps = file_stamps([file_path])
     with _opened(file_path) as file:
         columns = [_find_column(file, name) for name in tf.nest.flatten(datasets)]
     count = common_length({repr(column.name): column.shape[0] for column in columns}, f" in {file_path!r}")
-    rows = _rows_per_block(columns)
-    read = _block_reader(file_path, stamp, columns, datasets, rows, count)
-    in_order = tf.data.Dataset.range(0, count, rows)
+    row_bytes = sum(column.row_bytes for column in columns)
+    # Whole chunks of the dataset with the largest rows.
+    chunk = max(columns, key=lambda column: column.row_bytes).chunk_rows
+    rows = chunk * max(1, round(_BLOCK_BYTES / row_bytes / chunk))
+    firsts = np.arange(0, count, rows)
+    read = in_python(partial(_read_rows, file_path, stamps, columns), [column.spec for column in columns], "read_hdf5")
 
-    def rows_of_block(start: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices(read(start))
+    @without_autograph
+    def block(first: Any, end: Any) -> Any:
+        return tf.nest.pack_sequence_as(datasets, read(first, end))
 
-    return Source(
-        name=f"hdf5 {file_path}",
-        # Prefetched by one, so that reading a block overlaps with using the one before.
-        dataset=lambda: in_order.map(read, num_parallel_calls=1).prefetch(1).unbatch(),
-        count=count,
-        shuffled=partial(side_by_side, in_order, rows_of_block, _blocks_to_mix(columns, rows)),
-        keyed=True,
-        fingerprint=lambda: [stamp, file_stamps([file_path]), [column.name for column in columns]],
+    def rows_of_block(first: Any, end: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(block(first, end))
+
+    def mixing(spans: Any) -> dict[str, Any]:
+        most = max(1, min(_MIXED_BLOCKS, _MIXED_BYTES // (rows * row_bytes)))
+        return {"shuffled": partial(side_by_side, in_shards(spans), rows_of_block, most), "keyed": True}
+
+    return sharded(
+        f"hdf5 {file_path}",
+        np.stack([firsts, np.minimum(firsts + rows, count)], axis=1),
+        block,
+        mixing=mixing,
+        fingerprint=lambda: [*stamps, file_stamps([file_path]), [column.name for column in columns]],
     )
 
 
@@ -103,46 +113,24 @@ class _Column:
     row_bytes: int  # in memory; estimated for strings of variable length
     chunk_rows: int  # 1 without chunks
 
-
-def _block_reader(
-    path: str, stamp: list[str | int], columns: list[_Column], structure: Any, rows: int, count: int
-) -> Callable[[Any], Any]:
-    """Returns the function that reads `rows` of the `count` rows from a given one on, in a graph."""
-
-    def read(first: Any) -> list[Any]:
-        start, end = int(first), min(int(first) + rows, count)
-        expect_unchanged(path, stamp)
-        with _opened(path) as file:
-            try:
-                return [np.asarray(file[column.name][start:end], dtype=column.dtype) for column in columns]
-            except (OSError, KeyError) as error:
-                raise PipelineError(
-                    f"Expected to read rows {start} to {end - 1} of {path!r}. HDF5 cannot: {error}. Copy or write the "
-                    "file again."
-                ) from error
-
-    types = [tf.string if column.dtype.kind in "OS" else tf.as_dtype(column.dtype) for column in columns]
-
-    @without_autograph
-    def read_block(start: Any) -> Any:
-        arrays = tf.numpy_function(read, [start], types, stateful=False, name="read_hdf5")
-        for array, column in zip(arrays, columns, strict=True):
-            array.set_shape((None, *column.shape[1:]))
-        return tf.nest.pack_sequence_as(structure, arrays)
-
-    return read_block
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The spec of a row."""
+        return tf.TensorSpec(self.shape[1:], tf.string if self.dtype.kind in "OS" else self.dtype)
 
 
-def _rows_per_block(columns: list[_Column]) -> int:
-    """Returns how many rows to read at once: whole chunks of the dataset with the largest rows."""
-    chunk = max(columns, key=lambda column: column.row_bytes).chunk_rows
-    wanted = _BLOCK_BYTES / sum(column.row_bytes for column in columns)
-    return chunk * max(1, round(wanted / chunk))
-
-
-def _blocks_to_mix(columns: list[_Column], rows: int) -> int:
-    block_bytes = rows * sum(column.row_bytes for column in columns)
-    return max(1, min(_MIXED_BLOCKS, _MIXED_BYTES // block_bytes))
+def _read_rows(
+    path: str, stamps: list[list[str | int]], columns: list[_Column], first: int, end: int
+) -> list[np.ndarray[Any, Any]]:
+    expect_unchanged(stamps)
+    with _opened(path) as file:
+        try:
+            return [np.asarray(file[column.name][first:end], dtype=column.dtype) for column in columns]
+        except (OSError, KeyError) as error:
+            raise PipelineError(
+                f"Expected to read rows {first} to {end - 1} of {path!r}. HDF5 cannot: {error}. Copy or write the "
+                "file again."
+            ) from error
 
 
 @contextmanager

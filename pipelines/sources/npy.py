@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, expect_reachable, expect_utf8, file_stamps
+from tfopt.pipelines.sources.shapes import gathered
 from tfopt.pipelines.sources.source import (
     Source,
     common_length,
@@ -21,7 +21,6 @@ from tfopt.pipelines.sources.source import (
     held_on_host,
     is_numeric,
     named_leaves,
-    nth,
 )
 
 _SHOWN = 4  # arrays of an archive
@@ -72,25 +71,15 @@ def npy(paths: Any) -> Source:
     files = [_read_header(absolute(expect_utf8(expect_reachable(os.fspath(path))))) for path in tf.nest.flatten(paths)]
     count = common_length({repr(file.path): file.shape[0] for file in files})
 
-    def numbered(numbers: range) -> Source:
-        read = partial(_read_rows, files, paths, numbers)
-        return Source(
-            name=f"npy {', '.join(file.path for file in files)}",
-            dataset=lambda: _unchanged(files, tf.data.Dataset.range(len(numbers))),
-            at=partial(_unchanged, files),
-            count=len(numbers),
-            decode=read,
-            decode_batch=read,
-            resident=True,
-            fingerprint=lambda: [
-                str(numbers),
-                [file.stamp for file in files],
-                file_stamps(file.path for file in files),
-            ],
-            part=lambda index, parts: numbered(numbers[index::parts]),
-        )
-
-    return numbered(range(count))
+    read = partial(_read_rows, files, paths)
+    return gathered(
+        f"npy {', '.join(file.path for file in files)}",
+        count,
+        read,
+        read,
+        fingerprint=lambda: [[file.stamp for file in files], file_stamps(file.path for file in files)],
+        check=lambda: expect_unchanged([file.stamp for file in files]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +117,16 @@ class _Claimed:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _unchanged(files: list[_File], positions: Any) -> Any:
-    for file in files:  # here too: errors raised while `decode` is traced are buried in TensorFlow's
-        expect_unchanged(file.path, file.stamp)
-    return positions
-
-
-@without_autograph
-def _read_rows(files: list[_File], structure: Any, numbers: range, index: Any) -> Any:
-    mapped = held_on_host(lambda: tuple(_map(file) for file in files))
+def _read_rows(files: list[_File], structure: Any, index: Any) -> Any:
+    mapped = held_on_host(lambda: tuple(map(_map, files)))
     with tf.device("CPU:0"):  # run eagerly, the whole file would go to the GPU where there is one
-        at = nth(numbers, index)
-        read = [_rows(file, tensor, at) for file, tensor in zip(files, mapped, strict=True)]
+        read = [_rows(file, tensor, index) for file, tensor in zip(files, mapped, strict=True)]
     return tf.nest.pack_sequence_as(structure, read)
 
 
 def _map(file: _File) -> Any:
     """Returns a tensor on the mapped file: its array, or all its bytes in units if the array is not aligned."""
-    expect_unchanged(file.path, file.stamp)
+    expect_unchanged([file.stamp])
     if file.aligned:
         array: Any = np.memmap(file.path, file.dtype, "r", file.offset, file.shape)
     else:

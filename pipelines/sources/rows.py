@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.cache.values import fingerprint
-from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves, nth
+from tfopt.pipelines.sources.shapes import gathered
+from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
 
 _REMEDIES = {
     "M": "Convert it: array.astype(np.int64)",
@@ -60,25 +60,10 @@ def arrays(data: Any) -> Source:
 
     ragged = any(isinstance(leaf, tf.RaggedTensor) for _, leaf in named)
 
-    def numbered(numbers: range) -> Source:
-        @without_autograph
-        def rows(index: Any) -> Any:
-            at = nth(numbers, index)
-            return tf.nest.map_structure(lambda tensor: _row(tensor, at), held_on_host(lambda: tensors))
+    def rows(index: Any) -> Any:
+        return tf.nest.map_structure(lambda tensor: _row(tensor, index), held_on_host(lambda: tensors))
 
-        return Source(
-            name="arrays",
-            dataset=lambda: tf.data.Dataset.range(len(numbers)),
-            count=len(numbers),
-            decode=rows,
-            decode_batch=None if ragged else rows,
-            at=lambda positions: positions,
-            fingerprint=lambda: [str(numbers), contents()],
-            resident=True,
-            part=lambda index, parts: numbered(numbers[index::parts]),
-        )
-
-    return numbered(range(count))
+    return gathered("arrays", count, rows, None if ragged else rows, fingerprint=lambda: [contents()])
 
 
 def is_series(data: Any) -> bool:

@@ -1,6 +1,7 @@
 """`Source`: single examples and how to read them."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,14 @@ from tfopt import checks
 from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.shared.epochs import Epoch
 from tfopt.pipelines.shared.nondeterminism import HELD
-from tfopt.pipelines.shared.paths import file_stamps
+from tfopt.pipelines.shared.paths import (
+    absolute,
+    as_path,
+    expect_order,
+    expect_reachable,
+    expect_utf8,
+    file_stamps,
+)
 from tfopt.pipelines.shared.seeding import shuffle
 
 _QUICKLY_COPIED = 16 * 2**20  # bytes
@@ -190,12 +198,29 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
-def expect_unchanged(path: str, stamp: list[str | int]) -> None:
-    """Refuses a file that changed since its source was made, when `file_stamps` gave this stamp."""
-    if file_stamps([path]) != [stamp]:
-        raise PipelineError(
-            f"Expected {path!r} as it was when the source was made. It has changed since. Make the source again."
-        )
+def find_paths(what: str, paths: Any) -> list[str]:
+    """Returns the files that a path, a glob or a list of them stands for; `what` names them in errors."""
+    expect_order("paths", paths)
+    files = []
+    for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        path = expect_utf8(expect_reachable(as_path(f"the path of {what}", given), by_tensorflow=True))
+        found = [path] if tf.io.gfile.exists(path) else sorted(tf.io.gfile.glob(path))
+        if not found:
+            raise PipelineError(f"Expected {what}. Nothing matches {path!r}. Check the path.")
+        files += map(absolute, found)
+    if not files:
+        raise PipelineError(f"Expected {what}. Received an empty list. Check what fills it.")
+    return files
+
+
+def expect_unchanged(stamps: Sequence[list[str | int]]) -> None:
+    """Refuses files that changed since their source was made, when `file_stamps` gave these stamps."""
+    for stamp in stamps:
+        if file_stamps([str(stamp[0])]) != [stamp]:
+            raise PipelineError(
+                f"Expected {stamp[0]!r} as it was when the source was made. It has changed since. Make the source "
+                "again."
+            )
 
 
 def expect_lasting(source: Source, where: str) -> None:
@@ -239,8 +264,3 @@ def held_on_host(tensors: Callable[[], Any]) -> Any:
         # that up takes 0.05 ms a call.
         held = tf.data.Dataset.from_tensors(given)
     return held.get_single_element(name=HELD)
-
-
-def nth(numbers: range, index: Any) -> Any:
-    """Returns the numbers of a range at these indices, in a graph."""
-    return index if (numbers.start, numbers.step) == (0, 1) else numbers.start + numbers.step * index

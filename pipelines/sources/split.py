@@ -1,14 +1,14 @@
 """Divides a source's examples into those to train on and those to validate on."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines.shared.elements import without_autograph
-from tfopt.pipelines.shared.seeding import renumbered, sequence
+from tfopt.pipelines.sources.shapes import some_of
 from tfopt.pipelines.sources.source import Source, expect_lasting
 
 
@@ -58,57 +58,16 @@ def _expect_each_once(source: Source) -> None:
 
 
 def _only(source: Source, chosen: Any, count: int) -> Source:
-    """Returns the elements at ascending positions; without `at`, all raw elements are read for it."""
+    """Returns the elements at ascending positions."""
     with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
         places = tf.constant(chosen, tf.int64)
         is_chosen = tf.constant(np.isin(np.arange(count), chosen))
-
-    @without_autograph
-    def place(number: Any) -> Any:
-        return tf.gather(places, number)
-
-    @without_autograph
-    def belongs(number: Any, element: Any) -> Any:
-        del element
-        return tf.gather(is_chosen, number)
-
-    @without_autograph
-    def alone(number: Any, element: Any) -> Any:
-        del number
-        return element
-
-    at = source.at
-    fingerprint, part, files, packed = source.fingerprint, source.part, source.files, source.packed
-    own = replace(
-        source,
-        dataset=lambda: source.dataset().enumerate().filter(belongs).map(alone),
-        count=len(chosen),
-        sample=None,
-        shuffled=None,
-        pools=None,
-        part=None,
-        checked=None,
+    fingerprint, files, packed = source.fingerprint, source.files, source.packed
+    divides = source.part is not None and source.at is not None
+    return replace(
+        some_of(source, len(chosen), partial(tf.gather, places), partial(tf.gather, is_chosen)),
         fingerprint=None if fingerprint is None else lambda: [fingerprint(), chosen],
         files=None if files is None else tuple(files[number] for number in chosen),
+        part=(lambda index, parts: _only(source, chosen[index::parts], count)) if divides else None,
         packed=None if packed is None else lambda size, some: packed(size, chosen[some]),
-    )
-    if at is None:
-        return own
-
-    def read(positions: Any) -> Any:
-        return at(renumbered(positions, place))
-
-    def spread(limit: int) -> Any:
-        step = -(-len(chosen) // limit)
-        return read(tf.data.Dataset.range(0, len(chosen), step))
-
-    def divided(index: int, parts: int) -> Source:
-        return _only(source, chosen[index::parts], count)
-
-    return replace(
-        own,
-        dataset=lambda: read(sequence(len(chosen))),
-        at=read,
-        sample=spread,
-        part=None if part is None else divided,
     )

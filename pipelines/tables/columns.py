@@ -35,14 +35,37 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """Which columns are asked for."""
+
+    names: list[str] | None  # besides the labels; None for all
+    labels: list[str] | None
+    one_label: bool = False  # which then is a tensor, and no dict of one
+
+    def arranged(self, columns: dict[str, Any]) -> Any:
+        """Returns the example of a row: its columns, and its labels apart from them."""
+        if self.labels is None:
+            return columns
+        inputs = {name: value for name, value in columns.items() if name not in self.labels}
+        labels = {name: columns[name] for name in self.labels}
+        return inputs, (labels[self.labels[0]] if self.one_label else labels)
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """How the columns of a table lie in its raw rows.
+    """How the columns of a table lie in its raw rows, and which example a row is.
 
     All numbers of one type are neighbours in one tensor, so that a row of many columns is a few tensors, which are
     shuffled, gathered and batched as one. Lists of any length are the bytes of their numbers.
     """
 
     columns: tuple[Column, ...]  # in the order of the raw rows
+    asked: Asked
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.columns]
 
     @property
     def groups(self) -> list[list[Column]]:
@@ -55,14 +78,14 @@ class Layout:
         return all(column.kind != "list" for column in self.columns)
 
     @property
-    def types(self) -> list[Any]:
-        """The dtypes of the raw tensors."""
-        return [group[0].dtype if group[0].kind == "numbers" else tf.string for group in self.groups]
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of a raw row's tensors."""
-        return [(sum(column.width for column in group),) if group[0].kind == "numbers" else () for group in self.groups]
+    def rows(self) -> list[tf.TensorSpec]:
+        """The specs of a raw row's tensors."""
+        return [
+            tf.TensorSpec((sum(column.width for column in group),), group[0].dtype)
+            if group[0].kind == "numbers"
+            else tf.TensorSpec((), tf.string)
+            for group in self.groups
+        ]
 
     def raw(self, table: Any, where: str, first: int = 0) -> list[Any]:
         """Returns the rows of a table as NumPy arrays, one for each raw tensor; refuses nulls.
@@ -83,8 +106,8 @@ class Layout:
         return found
 
     @without_autograph
-    def example(self, *raw: Any) -> dict[str, Any]:
-        """Returns raw rows, one or a batch, as a dict of columns, in a graph."""
+    def example(self, *raw: Any) -> Any:
+        """Returns the example of a raw row, or of a batch of them, in a graph."""
         found: dict[str, Any] = {}
         for tensor, group in zip(raw, self.groups, strict=True):
             if group[0].kind == "numbers":
@@ -93,42 +116,50 @@ class Layout:
                 found[group[0].name] = tensor
             else:
                 found[group[0].name] = _listed(tensor, group[0].dtype)
-        return found
+        return self.asked.arranged(found)
 
 
-def layout_of(schema: Any, names: Sequence[str] | None, where: str, labels: Sequence[str] = ()) -> Layout:
-    """Returns how these columns of a table lie in raw rows; for None, all but the index of a frame that is no label.
+def layout_of(schema: Any, asked: Asked, where: str) -> Layout:
+    """Returns how the columns of a table that are asked for lie in raw rows.
+
+    Without names, all are but the index of a frame that is no label.
 
     Raises:
-        PipelineError: If a column is missing or there twice, has no name, or has a type that no tensor has.
+        PipelineError: If a column is missing or there twice, has no name, or has a type that no tensor has; or there is
+            none besides the labels.
     """
-    known = list(schema.names)
+    names, labels = asked.names, asked.labels or []
     if names is None:
-        if "" in known:  # pandas writes an index to CSV so
+        if "" in schema.names:  # pandas writes an index to CSV so
             raise PipelineError(
-                f"Expected a name for each column in {where}. Found none for column {known.index('') + 1}, as pandas "
-                "writes the index of a frame. Leave it out with to_csv(path, index=False), or pass `columns`."
+                f"Expected a name for each column in {where}. Found none for column {schema.names.index('') + 1}, as "
+                "pandas writes the index of a frame. Leave it out with to_csv(path, index=False), or pass `columns`."
             )
         index = (schema.pandas_metadata or {}).get("index_columns", ())  # a range is a dict there, and no column
-        names = [name for name in known if name in labels or name not in index]
-    for name in names:
-        expect_column(name, known, where)
-        if known.count(name) > 1:
-            raise PipelineError(f"Expected each column once in {where}. Found {name!r} twice. Rename one.")
-    columns = [_column(schema.field(name), where) for name in names]
-    if not columns:
-        raise PipelineError(f"Expected at least one column in {where}. Found none. Check what wrote it.")
-    return Layout(tuple(sorted(columns, key=_group)))
-
-
-def expect_column(name: str, known: Sequence[str], where: str) -> None:
-    """Refuses a name that no column has, and suggests the nearest one."""
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else "Pass one of these."
+        names = [name for name in schema.names if name in labels or name not in index]
+    columns = columns_of(schema, [*dict.fromkeys([*names, *labels])], where)
+    if len(columns) == len(labels):
+        if not labels:
+            raise PipelineError(f"Expected at least one column in {where}. Found none. Check what wrote it.")
         raise PipelineError(
-            f"Expected a column {name!r} in {where}. Found none among {', '.join(map(repr, known))}. {hint}"
+            f"Expected columns besides the label in {where}. Found only {', '.join(map(repr, labels))}. Name others in "
+            "`columns`, or leave out `label`."
         )
+    return Layout(tuple(sorted(columns, key=_group)), asked)
+
+
+def columns_of(schema: Any, names: Sequence[str], where: str) -> list[Column]:
+    """Returns the columns of these names; refuses those that are missing, there twice, or of a type no tensor has."""
+    for name in names:
+        if name not in schema.names:
+            near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else "Pass one of these."
+            raise PipelineError(
+                f"Expected a column {name!r} in {where}. Found none among {', '.join(map(repr, schema.names))}. {hint}"
+            )
+        if schema.names.count(name) > 1:
+            raise PipelineError(f"Expected each column once in {where}. Found {name!r} twice. Rename one.")
+    return [_column(schema.field(name), where) for name in names]
 
 
 def import_pyarrow() -> Any:
@@ -209,58 +240,48 @@ def _array(column: Column, values: Any, where: str, first: int) -> Any:
     arrow = import_pyarrow()
     if arrow.types.is_dictionary(column.type):
         values = values.cast(column.type.value_type)
-    _expect_no_nulls(column, values, where, first)
-    if column.kind == "numbers" and not column.shape:
-        return values.to_numpy().astype(column.dtype.as_numpy_dtype, copy=False)
-    if column.kind == "bytes":
-        values = values.cast(arrow.binary()) if arrow.types.is_fixed_size_binary(column.type) else values
-        return _objects([chunk.cast(_plain(column.type)) for chunk in values.chunks])
-    if column.kind == "list":
-        return _objects([_as_bytes(chunk, column, where) for chunk in values.chunks])
-    parts = []
-    for chunk in values.chunks:
-        while arrow.types.is_fixed_size_list(chunk.type):
-            chunk = chunk.flatten()
-            _expect_whole(column, chunk, where)
-        parts.append(chunk.to_numpy(zero_copy_only=False))
-    return np.concatenate(parts or [np.empty(0)]).astype(column.dtype.as_numpy_dtype, copy=False)
-
-
-def _objects(chunks: list[Any]) -> Any:
-    return np.concatenate([np.empty(0, object), *(chunk.to_numpy(zero_copy_only=False) for chunk in chunks)])
-
-
-def _as_bytes(lists: Any, column: Column, where: str) -> Any:
-    """Returns lists of numbers as their bytes."""
-    arrow = import_pyarrow()
-    numbers = lists.flatten()
-    if arrow.types.is_dictionary(numbers.type):
-        numbers = numbers.cast(numbers.type.value_type)
-    _expect_whole(column, numbers, where)
-    contents = np.ascontiguousarray(numbers.to_numpy(zero_copy_only=False), column.dtype.as_numpy_dtype)
-    offsets = np.asarray(lists.offsets, np.int64)
-    offsets = (offsets - offsets[0]) * contents.itemsize
-    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(contents)]
-    return arrow.Array.from_buffers(arrow.large_binary(), len(lists), buffers)
-
-
-def _expect_no_nulls(column: Column, values: Any, where: str, first: int) -> None:
     if values.null_count:
-        compute = import_pyarrow().compute
-        row = first + compute.index(compute.is_null(values), True).as_py()
+        row = first + arrow.compute.index(arrow.compute.is_null(values), True).as_py()
         raise PipelineError(
             f"Expected a value in each row of the column {column.name!r}. Found none in row {row:,} of {where} "
             f"(rows without one: {values.null_count:,}). Fill them with a value that you choose, or leave out "
             "the rows or the column."
         )
+    if column.kind == "numbers" and not column.shape:
+        return values.to_numpy().astype(column.dtype.as_numpy_dtype, copy=False)
+    if column.kind == "numbers":
+        parts = [_flat(chunk, column, where).to_numpy(zero_copy_only=False) for chunk in values.chunks]
+        return np.concatenate(parts or [np.empty(0)]).astype(column.dtype.as_numpy_dtype, copy=False)
+    if column.kind == "list":
+        chunks = [_as_bytes(chunk, column, where) for chunk in values.chunks]
+    else:
+        values = values.cast(arrow.binary()) if arrow.types.is_fixed_size_binary(column.type) else values
+        chunks = [chunk.cast(_plain(column.type)) for chunk in values.chunks]
+    return np.concatenate([np.empty(0, object), *(chunk.to_numpy(zero_copy_only=False) for chunk in chunks)])
 
 
-def _expect_whole(column: Column, numbers: Any, where: str) -> None:
-    if numbers.null_count:
-        raise PipelineError(
-            f"Expected lists of numbers in the column {column.name!r} of {where}. Found {numbers.null_count:,} numbers "
-            "missing inside lists. Fill them with a value that you choose, or leave out the column."
-        )
+def _flat(lists: Any, column: Column, where: str) -> Any:
+    """Returns the numbers inside lists, of which none may be missing."""
+    types = import_pyarrow().types
+    while types.is_list(lists.type) or types.is_large_list(lists.type) or types.is_fixed_size_list(lists.type):
+        lists = lists.flatten()
+        if lists.null_count:
+            raise PipelineError(
+                f"Expected lists of numbers in the column {column.name!r} of {where}. Found {lists.null_count:,} "
+                "numbers missing inside lists. Fill them with a value that you choose, or leave out the column."
+            )
+    return lists.cast(lists.type.value_type) if types.is_dictionary(lists.type) else lists
+
+
+def _as_bytes(lists: Any, column: Column, where: str) -> Any:
+    """Returns lists of numbers as their bytes."""
+    arrow = import_pyarrow()
+    numbers = _flat(lists, column, where).to_numpy(zero_copy_only=False)
+    contents = np.ascontiguousarray(numbers, column.dtype.as_numpy_dtype)
+    offsets = np.asarray(lists.offsets, np.int64)
+    offsets = (offsets - offsets[0]) * contents.itemsize
+    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(contents)]
+    return arrow.Array.from_buffers(arrow.large_binary(), len(lists), buffers)
 
 
 def _spread(tensor: Any, group: list[Column]) -> dict[str, Any]:

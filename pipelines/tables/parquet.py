@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.shared.paths import file_stamps
-from tfopt.pipelines.tables.columns import Layout, import_pyarrow, layout_of
+from tfopt.pipelines.sources.source import expect_unchanged
+from tfopt.pipelines.tables.columns import Asked, Layout, columns_of, import_pyarrow, layout_of
 
 _MISSING = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
@@ -33,7 +34,7 @@ class ParquetFile:
 
     def stored_bytes(self, layout: Layout) -> int:
         """Returns the size of these columns, uncompressed, but as Parquet encodes them."""
-        names = {column.name for column in layout.columns}
+        names = set(layout.names)
         chunks = (
             self.metadata.row_group(group).column(number)
             for group in range(len(self.group_rows))
@@ -48,18 +49,12 @@ class ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring rows of a file that are read together, of whole row groups unless a part ends inside one."""
+    """Neighbouring row groups of a file that are read together."""
 
-    file: int
+    file: ParquetFile
     groups: tuple[int, ...]
-    first: int  # row of the file with which the first group begins
-    start: int  # rows of these groups that belong to the block
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        """How many rows it has."""
-        return self.stop - self.start
+    first: int  # row of the file with which they begin
+    rows: int
 
 
 def partitions_of(folder: str, paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -114,29 +109,29 @@ def open_file(path: str, partition: Mapping[str, Any]) -> ParquetFile:
     return ParquetFile(path, stamp, metadata, schema, groups, partition)
 
 
-def common_layout(files: Sequence[ParquetFile], names: Sequence[str] | None, labels: Sequence[str]) -> Layout:
+def common_layout(files: Sequence[ParquetFile], asked: Asked) -> Layout:
     """Returns the layout of the files' rows.
 
     Raises:
         PipelineError: If a file lacks a column, or has another type for it than the first one.
     """
     first = files[0]
-    expected = layout_of(first.schema, names, repr(first.path), labels)
+    expected = layout_of(first.schema, asked, repr(first.path))
     for file in files[1:]:
-        if names is None and set(file.schema.names) != set(first.schema.names):
+        if asked.names is None and set(file.schema.names) != set(first.schema.names):
             other = sorted(set(file.schema.names) ^ set(first.schema.names))[0]
             having, lacking = (file, first) if other in file.schema.names else (first, file)
             raise PipelineError(
                 f"Expected the same columns in all files. {having.path!r} has a column {other!r}, {lacking.path!r} has "
                 "none. Name those that all have, with `columns`."
             )
-        found = layout_of(file.schema, [column.name for column in expected.columns], repr(file.path))
-        types = {column.name: column.type for column in found.columns}
-        for column in expected.columns:
-            if types[column.name] != column.type:
+        for column, found in zip(
+            expected.columns, columns_of(file.schema, expected.names, repr(file.path)), strict=True
+        ):
+            if found.type != column.type:
                 raise PipelineError(
                     f"Expected one type for the column {column.name!r}. {first.path!r} has {column.type}, "
-                    f"{file.path!r} has {types[column.name]}. Write one of them again."
+                    f"{file.path!r} has {found.type}. Write one of them again."
                 )
     return expected
 
@@ -144,59 +139,40 @@ def common_layout(files: Sequence[ParquetFile], names: Sequence[str] | None, lab
 def blocks_of(files: Sequence[ParquetFile], least_rows: int) -> list[Block]:
     """Returns the rows of files in blocks of neighbouring row groups, of at least so many rows if a file has them."""
     blocks = []
-    for number, file in enumerate(files):
+    for file in files:
         groups: list[int] = []
         first = rows = 0
         for group, size in enumerate(file.group_rows):
             groups, rows = [*groups, group], rows + size
             if rows >= least_rows or group == len(file.group_rows) - 1:
                 if rows:
-                    blocks.append(Block(number, tuple(groups), first, 0, rows))
+                    blocks.append(Block(file, tuple(groups), first, rows))
                 groups, first, rows = [], first + rows, 0
     return blocks
 
 
-def part_of(blocks: Sequence[Block], start: int, stop: int) -> list[Block]:
-    """Returns the blocks that hold the rows from `start` to `stop`, counted over all, cut where these end."""
-    found, before = [], 0
-    for block in blocks:
-        low, high = max(start - before, 0), min(stop - before, block.rows)
-        if low < high:
-            found.append(Block(block.file, block.groups, block.first, block.start + low, block.start + high))
-        before += block.rows
-    return found
-
-
-def read_block(file: ParquetFile, block: Block, layout: Layout) -> list[Any]:
-    """Returns a block's raw rows as arrays.
+def read_block(block: Block, layout: Layout, start: int = 0, stop: int | None = None) -> list[Any]:
+    """Returns the raw rows of a block from `start` to `stop`, as arrays.
 
     Raises:
         PipelineError: If the file has changed, is damaged there, or lacks a value.
     """
     arrow = import_pyarrow()
-    names = [column.name for column in layout.columns]
-    expect_same(file)
+    file, rows = block.file, (block.rows if stop is None else stop) - start
+    expect_unchanged([file.stamp])
     try:
         with arrow.parquet.ParquetFile(file.path, metadata=file.metadata) as opened:
-            stored = [name for name in names if name not in file.partition]
+            stored = [name for name in layout.names if name not in file.partition]
             table = opened.read_row_groups(list(block.groups), columns=stored)
     except (OSError, arrow.ArrowException) as error:
         raise PipelineError(
-            f"Expected to read rows {block.first} to {block.first + block.stop - 1} of {file.path!r}. Arrow cannot: "
+            f"Expected to read rows {block.first} to {block.first + start + rows - 1} of {file.path!r}. Arrow cannot: "
             f"{_first_line(error)}. Copy or write the file again."
         ) from error
-    table = table.slice(block.start, block.rows)
-    for name in set(names) & set(file.partition):
+    table = table.slice(start, rows)
+    for name in set(layout.names) & set(file.partition):
         table = table.append_column(name, arrow.repeat(file.partition[name], table.num_rows))
-    return layout.raw(table, repr(file.path), block.first + block.start)
-
-
-def expect_same(file: ParquetFile) -> None:
-    """Refuses a file that has changed since its footer was read."""
-    if not os.path.exists(file.path) or file_stamps([file.path]) != [file.stamp]:
-        raise PipelineError(
-            f"Expected {file.path!r} as it was when the source was made. It has changed since. Make the source again."
-        )
+    return layout.raw(table, repr(file.path), block.first + start)
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,17 +16,16 @@ from tfopt.pipelines.cache.values import fingerprint
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.shared.seeding import from_batches, random_bits
-from tfopt.pipelines.sources.source import Pools, Source, held_on_host, nth
-from tfopt.pipelines.tables.columns import Layout, expect_column, import_pyarrow, layout_of
+from tfopt.pipelines.sources.shapes import gathered, in_python, sharded
+from tfopt.pipelines.sources.source import Pools, Source, expect_unchanged, held_on_host
+from tfopt.pipelines.tables.columns import Asked, Layout, import_pyarrow, layout_of
 from tfopt.pipelines.tables.csv import read_csv
 from tfopt.pipelines.tables.parquet import (
     Block,
     ParquetFile,
     blocks_of,
     common_layout,
-    expect_same,
     open_file,
-    part_of,
     partitions_of,
     read_block,
 )
@@ -41,12 +40,8 @@ _MIXED_BLOCKS = 16
 _READERS = 4  # blocks read at once; Arrow uses threads of its own within each
 _STRING_BYTES = 24  # of an entry, besides the string itself
 
-Columns = Sequence[str] | None
-Label = str | Sequence[str] | None
-Arrange = Callable[..., Any]
 
-
-def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
+def table(data: Any, *, columns: Sequence[str] | None = None, label: str | Sequence[str] | None = None) -> Source:
     """Returns the rows of a table as a source of examples, dicts of its columns by name.
 
     Needs pyarrow: `pip install 'tfopt[parquet]'`. CSV files, data frames, and Parquet files of up to 512 MiB once
@@ -79,20 +74,23 @@ def table(data: Any, *, columns: Columns = None, label: Label = None) -> Source:
         >>> table(rows, label="class").count
         2
     """
-    names, labels = _names("columns", columns), _names("label", [label] if isinstance(label, str) else label)
-    wanted = None if names is None else [*dict.fromkeys([*names, *(labels or [])])]
-    arranged = partial(_arranged, labels=labels, single=isinstance(label, str))
+    one_label = isinstance(label, str)
+    asked = Asked(_names("columns", columns), _names("label", [label] if one_label else label), one_label)
     import_pyarrow()
     if hasattr(data, "__arrow_c_stream__"):
-        found, name = _from_frame(data), f"table of {type(data).__name__}"
-        return _held_table(name, found, "the table", wanted, labels, arranged, None)
+        return _held_table(f"table of {type(data).__name__}", _from_frame(data), "the table", asked, None)
     paths = _paths(data)
-    if paths[0].endswith(".csv"):
+    is_csv = paths[0].endswith(".csv")
+    name, where = f"table {paths[0]}", repr(paths[0])
+    if len(paths) > 1:
+        name = f"table of {len(paths):,} {'CSV' if is_csv else 'Parquet'} files"
+        where = f"{len(paths):,} files, {paths[0]!r} and others"
+    if is_csv:
         stamps = file_stamps(paths)
-        name, where = _named(paths, "CSV")
-        return _held_table(name, _read_csvs(paths), where, wanted, labels, arranged, stamps)
-    partitions = partitions_of(absolute(os.fspath(data)), paths) if _is_folder(data) else [{} for _ in paths]
-    return _of_parquet(list(map(open_file, paths, partitions)), wanted, labels, arranged)
+        return _held_table(name, _read_csvs(paths), where, asked, stamps)
+    is_folder = isinstance(data, str | os.PathLike) and os.path.isdir(data)
+    partitions = partitions_of(absolute(os.fspath(data)), paths) if is_folder else [{}] * len(paths)
+    return _of_parquet(name, where, list(map(open_file, paths, partitions)), asked)
 
 
 def is_table(data: Any) -> bool:
@@ -126,32 +124,17 @@ def _read_csvs(paths: list[str]) -> Any:
         ) from error
 
 
-def _named(paths: list[str], kind: str) -> tuple[str, str]:
-    """Returns the name of a source of these files, and what errors call them."""
-    if len(paths) == 1:
-        return f"table {paths[0]}", repr(paths[0])
-    return f"table of {len(paths):,} {kind} files", f"{len(paths):,} files, {paths[0]!r} and others"
-
-
-def _is_folder(data: Any) -> bool:
-    return isinstance(data, str | os.PathLike) and os.path.isdir(data)
-
-
 def _in_folder(folder: str) -> list[str]:
     """Parquet files in a folder, and in its subfolders that are named as Hive names partitions, in order."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if "=" in name]
-        found += [os.path.join(parent, name) for name in names if _is_parquet(name)]
+        found += [os.path.join(parent, name) for name in names if name.endswith(".parquet")]
     return sorted(found)
 
 
 def _is_named(path: str | os.PathLike[str]) -> bool:
     return str(path).endswith((".csv", ".parquet"))
-
-
-def _is_parquet(name: Any) -> bool:
-    return str(name).endswith(".parquet")
 
 
 def _names(what: str, value: Any) -> list[str] | None:
@@ -193,191 +176,120 @@ def _from_frame(data: Any) -> Any:
         ) from error
 
 
-def _arranged(columns: dict[str, Any], *, labels: list[str] | None, single: bool) -> Any:
-    """Returns the example of a row: its columns, and its labels apart from them."""
-    if labels is None:
-        return columns
-    inputs = {name: value for name, value in columns.items() if name not in labels}
-    return inputs, (columns[labels[0]] if single else {name: columns[name] for name in labels})
-
-
 def _expect_rows(rows: int, where: str) -> None:
     if not rows:
         raise PipelineError(f"Expected at least one row in {where}. Found none. Check what wrote it.")
 
 
-def _expect_inputs(layout: Layout, labels: list[str] | None, where: str) -> None:
-    """Refuses labels that are missing, or that leave no other column."""
-    known = [column.name for column in layout.columns]
-    for name in labels or []:
-        expect_column(name, known, where)
-    if labels is not None and len(labels) == len(known):
-        raise PipelineError(
-            f"Expected columns besides the label in {where}. Found only {', '.join(map(repr, known))}. Name others in "
-            "`columns`, or leave out `label`."
-        )
-
-
-def _held_table(
-    name: str, rows: Any, where: str, wanted: Columns, labels: list[str] | None, arranged: Arrange, stamps: Any
-) -> Source:
+def _held_table(name: str, rows: Any, where: str, asked: Asked, stamps: Any) -> Source:
     """Returns an Arrow table as a source; files are known by their stamps, anything else by its contents."""
     _expect_rows(rows.num_rows, where)
-    layout = layout_of(rows.schema, wanted, where, labels or ())
-    _expect_inputs(layout, labels, where)
-    return _held(name, layout, layout.raw(rows, where), arranged, stamps)
+    layout = layout_of(rows.schema, asked, where)
+    return _held(name, layout, layout.raw(rows, where), stamps)
 
 
-def _held(name: str, layout: Layout, arrays: list[Any], arranged: Arrange, stamps: Any) -> Source:
+def _held(name: str, layout: Layout, arrays: list[Any], stamps: Any) -> Source:
     """Returns raw rows in memory as a source."""
     with tf.device("CPU:0"):  # eager constants go to the GPU where there is one
-        tensors = tuple(tf.constant(array) for array in arrays)
-    count = len(arrays[0])
+        tensors = tuple(map(tf.constant, arrays))
 
     @functools.cache
     def contents() -> Any:
         return stamps or fingerprint(tensors, name="data")
 
-    def numbered(numbers: range) -> Source:
-        @without_autograph
-        def rows(index: Any) -> Any:
-            at = nth(numbers, index)
-            return arranged(layout.example(*(tf.gather(held, at) for held in held_on_host(lambda: tensors))))
+    def rows(index: Any) -> Any:
+        return layout.example(*(tf.gather(held, index) for held in held_on_host(lambda: tensors)))
 
-        return Source(
-            name=name,
-            dataset=lambda: tf.data.Dataset.range(len(numbers)),
-            count=len(numbers),
-            decode=rows,
-            decode_batch=rows if layout.dense else None,
-            at=lambda positions: positions,
-            fingerprint=lambda: [str(numbers), contents(), [column.name for column in layout.columns]],
-            resident=True,
-            part=lambda index, parts: numbered(numbers[index::parts]),
-        )
-
-    return numbered(range(count))
+    read_many = rows if layout.dense else None
+    return gathered(name, len(arrays[0]), rows, read_many, fingerprint=lambda: [contents(), layout.names])
 
 
-def _of_parquet(files: list[ParquetFile], wanted: Columns, labels: list[str] | None, arranged: Arrange) -> Source:
-    layout = common_layout(files, wanted, labels or ())
+def _of_parquet(name: str, where: str, files: list[ParquetFile], asked: Asked) -> Source:
+    layout = common_layout(files, asked)
     rows = sum(file.rows for file in files)
-    name, where = _named([file.path for file in files], "Parquet")
     _expect_rows(rows, where)
-    _expect_inputs(layout, labels, where)
     first = blocks_of(files, 1)[0]
-    row_bytes = _bytes(read_block(files[first.file], first, layout)) / first.rows
+    row_bytes = _bytes(read_block(first, layout)) / first.rows
     blocks = blocks_of(files, max(1, round(_BLOCK_BYTES / row_bytes)))
     if max(row_bytes * rows, sum(file.stored_bytes(layout) for file in files)) > _HELD_BYTES:
-        return _streamed(name, files, blocks, layout, arranged, row_bytes)
+        return _streamed(name, blocks, layout, row_bytes)
     with ThreadPoolExecutor(_READERS) as threads:
-        parts = threads.map(lambda block: read_block(files[block.file], block, layout), blocks)
+        parts = threads.map(lambda block: read_block(block, layout), blocks)
         arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
-    return _held(name, layout, arrays, arranged, [file.stamp for file in files])
+    return _held(name, layout, arrays, [file.stamp for file in files])
 
 
-def _streamed(
-    name: str,
-    files: list[ParquetFile],
-    blocks: list[Block],
-    layout: Layout,
-    arranged: Arrange,
-    row_bytes: float,
-) -> Source:
-    """Returns the rows of files as a source that reads them in blocks."""
-    count = sum(block.rows for block in blocks)
-    largest = max(block.stop for block in blocks)
-    mixed = max(1, min(_MIXED_BLOCKS, int(_MIXED_BYTES / (largest * row_bytes))))
+def _streamed(name: str, blocks: list[Block], layout: Layout, row_bytes: float) -> Source:
+    """Returns the rows of blocks as a source that reads them when they are needed."""
+    ends = np.cumsum([block.rows for block in blocks])
+    starts = np.concatenate([[0], ends[:-1]])
+    stamps = [list(stamp) for stamp in dict.fromkeys(tuple(block.file.stamp) for block in blocks)]
+    check = partial(expect_unchanged, stamps)
 
-    def example(*raw: Any) -> Any:
-        return arranged(layout.example(*raw))
+    def read(first: int, end: int) -> list[Any]:
+        number = int(np.searchsorted(ends, first, side="right"))
+        return read_block(blocks[number], layout, first - int(starts[number]), end - int(starts[number]))
 
-    def in_order() -> Any:
-        read = _reader(files, layout, lambda number: read_block(files[blocks[number].file], blocks[number], layout))
-        numbers = tf.data.Dataset.range(len(blocks))
-        return from_batches(numbers.map(read, num_parallel_calls=2).prefetch(1), count)
+    def mixing(spans: Any) -> dict[str, Any]:
+        count = int(np.diff(spans).sum())
+        largest = int((spans[:, 1] - starts[np.searchsorted(ends, spans[:, 0], side="right")]).max())
+        mixed = max(1, min(_MIXED_BLOCKS, int(_MIXED_BYTES / (largest * row_bytes))))
+        read_pool = in_python(partial(_read_pool, spans, read, layout, mixed), layout.rows, "read_parquet")
 
-    def pools(readings: Any) -> Any:
-        read = _reader(files, layout, partial(_read_pool, files, blocks, layout, mixed))
+        def pools(readings: Any) -> Any:
+            check()
 
-        @without_autograph
-        def of_epoch(bits: Any, skipped: Any) -> Any:
-            return tf.data.Dataset.range(-(-len(blocks) // mixed)).map(lambda pool: (pool, bits, skipped))
+            @without_autograph
+            def of_epoch(bits: Any, skipped: Any) -> Any:
+                return tf.data.Dataset.range(-(-len(spans) // mixed)).map(lambda pool: (pool, bits, skipped))
 
-        # TensorFlow 2.21 never ends a flat_map on a tf.data service.
-        return readings.interleave(of_epoch, cycle_length=1).map(read).prefetch(1)
+            # TensorFlow 2.21 never ends a flat_map on a tf.data service.
+            return readings.interleave(of_epoch, cycle_length=1).map(read_pool).prefetch(1)
 
-    def shuffled(seed: Any) -> Any:
-        if seed is None:
-            order = tf.data.Dataset.random(rerandomize_each_iteration=True).take(1)
-        else:
-            bits = tf.constant(seed, tf.int64) if isinstance(seed, int) else random_bits(seed)
-            order = tf.data.Dataset.from_tensors(bits)
-        return from_batches(pools(order.map(lambda bits: (bits, tf.constant(0, tf.int64)))), count)
+        def shuffled(seed: Any) -> Any:
+            if seed is None:
+                order = tf.data.Dataset.random(rerandomize_each_iteration=True).take(1)
+            else:
+                bits = tf.constant(seed, tf.int64) if isinstance(seed, int) else random_bits(seed)
+                order = tf.data.Dataset.from_tensors(bits)
+            return from_batches(pools(order.map(lambda bits: (bits, tf.constant(0, tf.int64)))), count)
 
-    def part(index: int, parts: int) -> Source:
-        own = part_of(blocks, count * index // parts, count * (index + 1) // parts)
-        return _streamed(name, files, own, layout, arranged, row_bytes)
+        return {"shuffled": shuffled, "keyed": True, "pools": Pools(min(count, mixed * largest), pools)}
 
-    return Source(
-        name=name,
-        dataset=in_order,
-        count=count,
-        decode=example,
-        decode_batch=example if layout.dense else None,
-        shuffled=shuffled,
-        keyed=True,
-        pools=Pools(min(count, mixed * largest), pools),
-        fingerprint=lambda: [
-            [file.stamp for file in files],
-            file_stamps(file.path for file in files),
-            [column.name for column in layout.columns],
-            [[block.file, block.first, block.start, block.stop] for block in blocks],
-        ],
-        part=part,
+    return sharded(
+        name,
+        np.stack([starts, ends], axis=1),
+        in_python(read, layout.rows, "read_parquet"),
+        mixing=mixing,
+        readers=2,
+        check=check,
+        fingerprint=lambda: [stamps, file_stamps(str(stamp[0]) for stamp in stamps), layout.names],
+        decode=layout.example,
+        decode_batch=layout.example if layout.dense else None,
     )
 
 
 def _read_pool(
-    files: list[ParquetFile], blocks: list[Block], layout: Layout, mixed: int, number: int, bits: int, skipped: int
+    spans: Any, read: Callable[[int, int], list[Any]], layout: Layout, mixed: int, number: int, bits: int, skipped: int
 ) -> list[Any]:
     """Returns the raw rows of a pool of blocks in random order, without those among the first `skipped` of its epoch.
 
     `bits` decide on the order of an epoch's blocks, and of the rows in each pool of `mixed` blocks.
     """
-    order = np.random.default_rng(bits).permutation(len(blocks))
-    before = sum(blocks[block].rows for block in order[: number * mixed])
-    pool = [blocks[block] for block in order[number * mixed :][:mixed]]
-    rows = sum(block.rows for block in pool)
-    found = [
-        np.empty((rows, *shape), dtype.as_numpy_dtype) for dtype, shape in zip(layout.types, layout.shapes, strict=True)
-    ]
+    order = np.random.default_rng(bits).permutation(len(spans))
+    before = int(np.diff(spans[order[: number * mixed]]).sum())
+    pool = spans[order[number * mixed :][:mixed]]
+    rows = int(np.diff(pool).sum())
+    found = [np.empty((rows, *row.shape), row.dtype.as_numpy_dtype) for row in layout.rows]
     if before + rows <= skipped:
         return [array[:0] for array in found]
     places = np.random.default_rng((bits, number)).permutation(rows)
     with ThreadPoolExecutor(_READERS) as threads:
-        for part in threads.map(lambda block: read_block(files[block.file], block, layout), pool):
+        for part in threads.map(lambda span: read(*map(int, span)), pool):
             own, places = np.split(places, [len(part[0])])
-            for array, read in zip(found, part, strict=True):
-                array[own] = read
+            for array, some in zip(found, part, strict=True):
+                array[own] = some
     return [array[max(skipped - before, 0) :] for array in found]
-
-
-def _reader(files: list[ParquetFile], layout: Layout, read: Callable[..., list[Any]]) -> Callable[..., Any]:
-    """Returns a function that calls `read` with integers, in a graph, and returns raw rows."""
-    for file in files:  # here too: errors inside a dataset are buried in TensorFlow's
-        expect_same(file)
-
-    @without_autograph
-    def read_rows(*numbers: Any) -> Any:
-        arrays = tf.numpy_function(
-            lambda *given: read(*map(int, given)), numbers, layout.types, stateful=False, name="read_parquet"
-        )
-        for array, shape in zip(arrays, layout.shapes, strict=True):
-            array.set_shape((None, *shape))
-        return tuple(arrays)
-
-    return read_rows
 
 
 def _bytes(arrays: list[Any]) -> int:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.paths import as_path, expect_order, expect_reachable, expect_utf8, opened
+from tfopt.pipelines.shared.paths import opened
 from tfopt.pipelines.sources.rows import arrays
-from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.source import Source, find_paths
 
 _MARK = b"\xef\xbb\xbf"  # that some editors put before UTF-8
 
@@ -34,25 +34,11 @@ def lines(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> S
         >>> source.count  # doctest: +SKIP
         25000
     """
-    files = _files(paths)
+    files = find_paths("text files", paths)
     found = [line for path in files for line in _lines_in(path)]
     if not found:
         raise PipelineError(f"Expected at least one line. Found none in {', '.join(files)}. Check what fills it.")
     return replace(arrays(tf.constant(found)), name=f"lines in {len(files):,} file{'s' * (len(files) > 1)}")
-
-
-def _files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    expect_order("paths", paths)
-    files = []
-    for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        path = expect_utf8(expect_reachable(as_path("the path of a text file", given), by_tensorflow=True))
-        found = [path] if tf.io.gfile.exists(path) else sorted(tf.io.gfile.glob(path))
-        if not found:
-            raise PipelineError(f"Expected text files. Nothing matches {path!r}. Check the path.")
-        files += found
-    if not files:
-        raise PipelineError("Expected text files. Received an empty list. Check what fills it.")
-    return files
 
 
 def _lines_in(path: str) -> list[bytes]:

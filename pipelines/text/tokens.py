@@ -10,12 +10,13 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.errors import PipelineError
-from tfopt.pipelines.shared.elements import dense, without_autograph
+from tfopt.pipelines.shared.elements import dense
 from tfopt.pipelines.shared.nondeterminism import CHANGING, find_in_dataset
 from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.rows import arrays
-from tfopt.pipelines.sources.source import Source, held_on_host, nth
-from tfopt.pipelines.text.packing import Packing, pack
+from tfopt.pipelines.sources.shapes import gathered
+from tfopt.pipelines.sources.source import Source, held_on_host
+from tfopt.pipelines.text.packing import pack
 
 _AT_ONCE = 2**24  # tokens of a file that are searched at once
 _TEXTS_AT_ONCE = 1000
@@ -111,26 +112,27 @@ class _Documents:
 
 
 def _by_document(documents: _Documents) -> Source:
-    read, tables = documents.read, (documents.starts, documents.ends)
+    tables = (documents.starts, documents.ends)
 
-    @without_autograph
     def document(number: Any) -> Any:
         starts, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
-        return tf.cast(read(tf.range(tf.gather(starts, number), tf.gather(ends, number))), tf.int32)
+        return tf.cast(documents.read(tf.range(tf.gather(starts, number), tf.gather(ends, number))), tf.int32)
 
-    total = int((documents.ends - documents.starts).sum())
-    return Source(
-        name=documents.name,
-        dataset=lambda: tf.data.Dataset.range(len(documents.starts)),
-        count=len(documents.starts),
-        decode=document,
-        at=lambda positions: positions,
+    source = gathered(
+        documents.name,
+        len(documents.starts),
+        document,
+        None,
         fingerprint=documents.fingerprint,
-        resident=True,
-        part=lambda index, parts: _by_document(documents.only(slice(index, None, parts))),
         packed=lambda size, some: _in_rows(documents.only(some), size),
         changes=documents.changes,
-        note=f"{total:,} tokens",
+        note=f"{int((documents.ends - documents.starts).sum()):,} tokens",
+    )
+    # Whole documents are divided, for a part may be packed too.
+    return replace(
+        source,
+        part=lambda index, parts: _by_document(documents.only(slice(index, None, parts))),
+        fingerprint=documents.fingerprint,
     )
 
 
@@ -144,17 +146,12 @@ def _in_rows(documents: _Documents, size: int) -> Source:
         )
     used = int(packing.lengths.sum()) / (size * count)
     note = f"{len(documents.starts):,} documents, packed into rows of {size:,} tokens; {100 * used:.1f} % of them used"
-    return _packed(documents, packing, size, range(count), note)
-
-
-def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, note: str) -> Source:
     starts = documents.starts[packing.documents] + packing.offsets
-    read, tables = documents.read, (packing.rows, starts, packing.lengths, documents.ends[packing.documents])
+    tables = (packing.rows, starts, packing.lengths, documents.ends[packing.documents])
+    read = documents.read
 
-    @without_autograph
-    def packed(some: Any) -> Any:
+    def packed(row: Any) -> Any:
         rows, starts, lengths, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
-        row = nth(numbers, some)
         firsts = tf.gather(rows, row)
         of_rows = tf.ragged.range(firsts, tf.gather(rows, row + 1))
         pieces, rows_of_pieces = of_rows.flat_values, of_rows.value_rowids()
@@ -176,20 +173,15 @@ def _packed(documents: _Documents, packing: Packing, size: int, numbers: range, 
         labels = tf.cast(read(tf.where(known, index + 1, index)), tf.int32)
         return inputs, filled(tf.where(known, labels, 0)), filled(tf.cast(known, tf.float32))
 
-    @without_autograph
     def row(number: Any) -> Any:
         return tf.nest.map_structure(lambda part: part[0], packed(number[tf.newaxis]))
 
-    return Source(
-        name=documents.name,
-        dataset=lambda: tf.data.Dataset.range(len(numbers)),
-        count=len(numbers),
-        decode=row,
-        decode_batch=packed,
-        at=lambda positions: positions,
-        fingerprint=lambda: [str(numbers), size, *documents.fingerprint()],
-        resident=True,
-        part=lambda index, parts: _packed(documents, packing, size, numbers[index::parts], note),
+    return gathered(
+        documents.name,
+        count,
+        row,
+        packed,
+        fingerprint=lambda: [size, *documents.fingerprint()],
         changes=documents.changes,
         note=note,
     )

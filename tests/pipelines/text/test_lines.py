@@ -69,7 +69,7 @@ def test_what_is_no_text_is_named(files):
         lines(files)
     with pytest.raises(PipelineError, match="empty list"):
         lines([])
-    with pytest.raises(TypeError, match="path of a text file"):
+    with pytest.raises(TypeError, match="path of text files"):
         lines([3])
 
 
