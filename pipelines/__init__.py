@@ -4,7 +4,7 @@
 - `build_pipeline(source, ...)`: the same in one call, for `model.fit`
 - `mix([(a, 0.7), (b, 0.3)])`: several sources or plans in fixed proportions, as one plan
 - `images`, `images_with_masks`, `files`: sources whose examples are files
-- `arrays`, `dataset`, `hdf5`, `npy`, `records`, `table`, `tfds`: other sources; `Source`, for your own
+- `arrays`, `dataset`, `hdf5`, `npy`, `records`, `table`, `tar`, `tfds`: other sources; `Source`, for your own
 - `loader(data)`: a PyDataset, a generator function, a PyTorch or Grain loader as a source of batches
 - `tokens`, `lines`, `next_tokens`: documents of token ids, the lines of text files, and what a language model trains on
 - `fetch(urls)`: local copies of files in object stores and on web servers

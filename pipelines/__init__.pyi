@@ -23,6 +23,7 @@ from .sources.npy import npy as npy
 from .sources.records import records as records
 from .sources.rows import arrays as arrays
 from .sources.source import Source as Source
+from .sources.tar import tar as tar
 from .sources.tfds import tfds as tfds
 from .tables.table import table as table
 from .text.lines import lines as lines

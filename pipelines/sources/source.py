@@ -201,7 +201,7 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
 def find_paths(what: str, paths: Any) -> list[str]:
     """Returns the files that a path, a glob or a list of them stands for; `what` names them in errors."""
     expect_order("paths", paths)
-    files = []
+    files: list[str] = []
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = expect_utf8(expect_reachable(as_path(f"the path of {what}", given), by_tensorflow=True))
         found = [path] if tf.io.gfile.exists(path) else sorted(tf.io.gfile.glob(path))

@@ -15,7 +15,12 @@ def test_the_snippets_of_sources_run(tmp_path, picture, prepare_tfds):
             writer.write(b"record")
     prepare_tfds(tmp_path / "prepared", "mnist")
     printed = run_snippets("sources.md", tmp_path, TFDS_DATA_DIR=str(tmp_path / "prepared"))
-    for shown in ("1000\n", "tfds mnist/1.0.0 [train] ('even', 'odd')\n", "prepared dataset 'cifar10'"):
+    for shown in (
+        "1000\n",
+        "tfds mnist/1.0.0 [train] ('even', 'odd')\n",
+        "prepared dataset 'cifar10'",
+        "['cls', 'png']",
+    ):
         assert shown in printed
 
 
