@@ -1,5 +1,3 @@
-import re
-
 import keras
 import numpy as np
 import pytest
@@ -7,8 +5,8 @@ import tensorflow as tf
 from unwrapped import unwrapped
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines import Source, arrays, build_pipeline, plan_pipeline
-from tfopt.pipelines.as_source import as_source, dataset
+from tfopt.pipelines import Source, build_pipeline, plan_pipeline
+from tfopt.pipelines.as_source import dataset
 
 
 def test_examples_come_back_in_order():
@@ -34,11 +32,6 @@ def test_the_plan_says_what_follows_from_an_unknown_count():
     source = tf.data.Dataset.range(10).filter(lambda number: number > 3)
     assert "one optimizer iteration too many" in unwrapped(plan_pipeline(source, batch_size=4))
     assert "optimizer" not in unwrapped(plan_pipeline(source, batch_size=4, training=False))
-
-
-def test_other_types_are_refused():
-    with pytest.raises(TypeError, match=r"expects a tf\.data\.Dataset\. Received: int"):
-        dataset(3)
 
 
 def test_an_empty_dataset_is_refused():
@@ -135,47 +128,6 @@ def test_what_lies_in_memory_is_not_cached_again():
     assert "save nothing" in plan_pipeline(rows, batch_size=4).stage("cache").reason
     assert plan_pipeline(rows, batch_size=4).to_dict()["cache"] is None
     assert plan_pipeline(rows.map(lambda row: row + 1), batch_size=4).to_dict()["cache"] == "memory"
-
-
-def test_each_shorthand(photos, record_files):
-    paths = record_files(2)
-    assert as_source(np.zeros(3)).name == "arrays"
-    assert as_source(tf.zeros(3)).name == "arrays"
-    assert as_source((np.zeros(3), np.zeros(3))).name == "arrays"
-    assert as_source({"x": np.zeros(3)}).name == "arrays"
-    assert as_source(tf.data.Dataset.range(3)).name == "dataset"
-    assert as_source(photos).name == as_source(str(photos)).name == f"images in {photos}"
-    for given in (paths, tuple(paths), str(photos.parent / "part-*.tfrecord")):
-        assert as_source(given).name == "records in 2 files"
-    assert as_source(paths[0]).name == "records in 1 file"
-    source = arrays(np.zeros(3))
-    assert as_source(source) is source
-
-
-@pytest.mark.parametrize("given", [None, 3, [], [np.zeros(3)], [1, 2]])
-def test_anything_else_is_answered_with_what_is_accepted(given):
-    accepted = r"tfopt\.pipelines\.Source.*arrays.*tf\.data\.Dataset.*folder of images.*TFRecord"
-    with pytest.raises(TypeError, match=rf"{accepted}.*Received: {type(given).__name__}"):
-        as_source(given)
-
-
-def test_a_path_that_does_not_exist_is_answered_with_the_nearest(photos):
-    expected = "Expected a folder of images or TFRecord files. Nothing is at {!r}. "
-    for missing, hint in (("photo", f"Did you mean {str(photos)!r}?"), ("records", "Check the path.")):
-        path = photos.parent / missing
-        with pytest.raises(PipelineError, match=re.escape(expected.format(str(path)) + hint)):
-            as_source(path)
-
-
-def test_a_bare_name_is_looked_for_in_the_working_directory(photos, monkeypatch):
-    monkeypatch.chdir(photos.parent)
-    with pytest.raises(PipelineError, match=r"Nothing is at 'photso'\. Did you mean 'photos'\?"):
-        as_source("photso")
-
-
-def test_a_glob_that_matches_nothing(tmp_path):
-    with pytest.raises(PipelineError, match="Nothing matches"):
-        as_source(str(tmp_path / "*.tfrecord"))
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import io
 import itertools
 import os
 import re
@@ -59,29 +60,6 @@ def test_rows_can_be_read_one_by_one(tmp_path, remainder):
     dataset = build_pipeline(source, batch_size=5, training=False, transform=lambda row: row + 1, cache=None)
     assert dataset.element_spec.shape.as_list() == [5, 3, 2]
     np.testing.assert_array_equal(rows(dataset), array + 1)
-
-
-def test_the_nesting_is_kept(saved):
-    paths = {name: saved(np.arange(4) * factor, f"{name}.npy") for name, factor in (("z", 1), ("a", 10))}
-    nested = ({"z": Path(paths["z"]), "a": paths["a"]}, paths["a"])
-    first, second = next(iter(build_pipeline(npy(nested), batch_size=4, training=False)))
-    assert {name: value.numpy().tolist() for name, value in first.items()} == {"z": [0, 1, 2, 3], "a": [0, 10, 20, 30]}
-    assert second.numpy().tolist() == [0, 10, 20, 30]
-
-
-@pytest.mark.slow
-def test_a_shuffle_mixes_all_rows_and_a_seed_repeats_it(saved):
-    path = saved(np.arange(1000))
-
-    def two_epochs(seed):
-        dataset = build_pipeline(npy(path), batch_size=100, seed=seed)
-        return rows(dataset).tolist(), rows(dataset).tolist()
-
-    for first, second in (two_epochs(None), two_epochs(3)):
-        assert sorted(first) == sorted(second) == list(range(1000))
-        assert first != second
-        assert max(first[:100]) > 900
-    assert two_epochs(3) == two_epochs(3) != two_epochs(4)
 
 
 def test_what_is_mapped_is_not_cached_again(saved):
@@ -199,51 +177,6 @@ def test_what_cannot_be_mapped_is_refused_with_a_way_out(saved, array, message):
         npy(path)
 
 
-@pytest.mark.parametrize("length", [0, 3, 8, 60, 128, 128 + 79])
-def test_a_cut_file_is_refused(saved, length):
-    path = saved(np.zeros(10))
-    os.truncate(path, length)
-    expected = "Expected 208 bytes.*it is cut" if length >= 128 else "Cannot read its header"
-    with pytest.raises(PipelineError, match=expected):
-        npy(path)
-
-
-def test_something_behind_the_array_is_refused(saved):
-    path = saved(np.zeros(10))
-    with open(path, "ab") as file:
-        np.save(file, np.zeros(10))
-    with pytest.raises(PipelineError, match=r"Expected 208 bytes.*Found 416: something follows the array"):
-        npy(path)
-
-
-def test_other_files_are_refused(tmp_path):
-    with pytest.raises(PipelineError, match=r"Expected a \.npy file at '.*none\.npy'\. No such file or directory"):
-        npy(tmp_path / "none.npy")
-    with pytest.raises(PipelineError, match="Is a directory"):
-        npy(tmp_path)
-    (tmp_path / "text.npy").write_text("a text that is longer than a header")
-    with pytest.raises(PipelineError, match="Cannot read its header: the magic string is not correct"):
-        npy(tmp_path / "text.npy")
-
-
-def test_unlike_lengths_are_named(saved):
-    paths = saved(np.zeros(4), "x.npy"), saved(np.zeros(5), "y.npy")
-    with pytest.raises(PipelineError, match=r"'.*x\.npy' has 4, '.*y\.npy' has 5"):
-        npy(paths)
-
-
-@pytest.mark.parametrize("given", [3, None, ["a.npy"], np.zeros(3)])
-def test_other_arguments_are_refused_by_place(given):
-    with pytest.raises(TypeError, match=rf"Received at paths\[1\]\['x'\]: {type(given).__name__}"):
-        npy(("a.npy", {"x": given}))
-
-
-@pytest.mark.parametrize("given", [(), {}])
-def test_no_file_is_refused(given):
-    with pytest.raises(PipelineError, match="at least one example"):
-        npy(given)
-
-
 def test_a_pipeline_keeps_a_file_that_is_replaced_and_the_next_one_refuses_it(saved):
     path = saved(np.zeros(4))
     source = npy(path)
@@ -255,16 +188,9 @@ def test_a_pipeline_keeps_a_file_that_is_replaced_and_the_next_one_refuses_it(sa
     os.replace(replacement, path)
     assert rows(built).tolist() == [0, 0, 0, 0]
     assert source.fingerprint() not in (before, npy(path).fingerprint())
-    with pytest.raises(PipelineError, match="It has changed since"):
+    with pytest.raises(PipelineError, match=r"\AExpected '.*array\.npy' as it was .* Make the source again\.\Z"):
         build_pipeline(source, batch_size=4)
     assert rows(build_pipeline(path, batch_size=4, training=False)).tolist() == [1, 1, 1, 1]
-
-
-def test_a_file_that_changed_before_the_pipeline_is_made_is_named(saved):
-    source = npy(saved(np.arange(10)))
-    saved(np.arange(20))
-    with pytest.raises(PipelineError, match=r"\AExpected '.*array\.npy' as it was .* Make the source again\.\Z"):
-        build_pipeline(source, batch_size=2)
 
 
 def test_an_archive_is_refused_with_the_lines_that_read_it(tmp_path):
@@ -282,33 +208,40 @@ def test_an_archive_is_refused_with_the_lines_that_read_it(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("length", [0, 3, 100, -60, -1])
-def test_an_archive_that_is_cut_is_named(tmp_path, length):
-    path = tmp_path / "data.npz"
-    np.savez(path, x=np.arange(12), y=np.arange(6))
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(PipelineError, match=r"data\.npz'\. Cannot read its header"):
-        plan_pipeline(str(path), batch_size=2)
+def _header(text):
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n" + bytes(16)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "{'descr': '<f8', 'fortran_",
-        "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -2)}",
-        "{'descr': '<f8', 'fortran_order': False, 'shape': (True, 2)}",
-        "  {'a'\n 3",
-    ],
-)
-def test_damaged_headers_are_refused(tmp_path, header):
-    path = tmp_path / "array.npy"
-    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + bytes(16))
-    with pytest.raises(
-        PipelineError, match=rf"{re.escape(str(path))}'\. (Cannot read its|Its) header.* Write it again"
-    ):
-        npy(path)
+def _saved(save, *arrays):
+    with io.BytesIO() as file:
+        save(file, *arrays)
+        return file.getvalue()
 
 
-def test_keys_that_do_not_sort_are_refused(saved):
-    with pytest.raises(TypeError, match=r"keys of one type.*Received at paths: \[1, 'a'\]\. Pass strings"):
-        build_pipeline({1: saved(np.arange(3)), "a": saved(np.arange(3), "b.npy")})
+WHOLE, ARCHIVE = _saved(np.save, np.zeros(10)), _saved(np.savez, np.arange(12), np.arange(6))
+FILES = [
+    *((WHOLE[:length], "Cannot read its header") for length in (0, 3, 8, 60)),
+    *((WHOLE[:length], "Expected 208 bytes.*it is cut") for length in (128, 128 + 79)),
+    (WHOLE + WHOLE, r"Expected 208 bytes.*Found 416: something follows the array"),
+    (b"a text that is longer than a header", "Cannot read its header: the magic string is not correct"),
+    *((ARCHIVE[:length], "Cannot read its header") for length in (3, 100, -60, -1)),
+    (_header("{'descr': '<f8', 'fortran_"), "header.* Write it again"),
+    (_header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -2)}"), "header.* Write it again"),
+    (_header("{'descr': '<f8', 'fortran_order': False, 'shape': (True, 2)}"), "header.* Write it again"),
+    (_header("  {'a'\n 3"), "header.* Write it again"),
+]
+
+
+@pytest.mark.parametrize(("contents", "message"), FILES)
+def test_files_that_are_cut_damaged_or_of_another_kind_are_refused(tmp_path, contents, message):
+    (tmp_path / "array.npy").write_bytes(contents)
+    with pytest.raises(PipelineError, match=message) as refusal:
+        plan_pipeline(str(tmp_path / "array.npy"), batch_size=2)
+    assert str(tmp_path / "array.npy") in str(refusal.value)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    with pytest.raises(PipelineError, match=r"Expected a \.npy file at '.*none\.npy'\. No such file or directory"):
+        npy(tmp_path / "none.npy")
+    with pytest.raises(PipelineError, match="Is a directory"):
+        npy(tmp_path)
