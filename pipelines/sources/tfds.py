@@ -43,6 +43,8 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
         >>> source.count, source.class_names[:3]  # doctest: +SKIP
         (10000, ('0', '1', '2'))
     """
+    import tensorflow_datasets
+
     builder = _find_prepared(name, data_dir) if isinstance(name, str) else _expect_prepared(name, data_dir)
     chosen = _expect_split(builder, split)
     features = builder.info.features
@@ -59,14 +61,10 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
         encoded=_encoded(images, keys),
         fingerprint=lambda: [str(builder.data_path), split, file_stamps(map(str, chosen.filepaths))],
         class_names=_class_names(features, keys),
-        part=lambda index, parts: tfds(builder, _even_splits(split, parts)[index]),
+        part=lambda index, parts: tfds(
+            builder, tensorflow_datasets.even_splits(split, parts, drop_remainder=False)[index]
+        ),
     )
-
-
-def _even_splits(split: str, parts: int) -> Any:
-    import tensorflow_datasets
-
-    return tensorflow_datasets.even_splits(split, parts, drop_remainder=False)
 
 
 def is_builder(given: Any) -> bool:
@@ -189,7 +187,8 @@ def _not_prepared(name: str, folders: list[Path]) -> PipelineError:
     import tensorflow_datasets
 
     bare = re.split("[/:]", name)[0]
-    prepared = {_name_of(path.parent, folder) for folder in folders for path in folder.glob(f"{bare}/**/features.json")}
+    places = [path.parent.relative_to(each) for each in folders for path in each.glob(f"{bare}/**/features.json")]
+    prepared = {repr(f"{path.parent.as_posix()}:{path.name}") for path in places}
     known = tensorflow_datasets.list_builders(with_community_datasets=False)
     others = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
     near = difflib.get_close_matches(bare, [*known, *others], n=1)
@@ -206,12 +205,6 @@ def _not_prepared(name: str, folders: list[Path]) -> PipelineError:
         f"tensorflow_datasets.load({name!r}, data_dir={place!r}), or `tfds build` for your own. Or pass the "
         "`data_dir` that holds it."
     )
-
-
-def _name_of(folder: Path, root: Path) -> str:
-    """Returns the name of a dataset in a folder such as root/glue/cola/2.0.0."""
-    *name, version = folder.relative_to(root).parts
-    return repr(f"{'/'.join(name)}:{version}")
 
 
 def _expect_prepared(builder: Any, data_dir: str | os.PathLike[str] | None) -> Any:

@@ -96,15 +96,21 @@ def next_tokens(document: Any) -> tuple[dict[str, Any], Any, Any]:
 class _Documents:
     """Tokens of all documents one after the other, and where each begins and ends."""
 
-    name: str
-    read: Callable[[Any], Any]  # the tokens at these places, in a graph
-    contents: Callable[[], Any]  # the fingerprint of all tokens
+    flat: Any  # a source whose examples are the tokens
     starts: Any  # int64 (documents)
     ends: Any
     changes: str = ""  # as in Source
 
+    @property
+    def name(self) -> str:
+        return "tokens" if self.flat.name == "arrays" else f"tokens of {self.flat.name}"
+
+    def read(self, places: Any) -> Any:
+        """The tokens at these places, in a graph."""
+        return tf.cast(self.flat.decode(places), tf.int32)
+
     def fingerprint(self) -> list[Any]:
-        return [self.contents(), self.starts, self.ends]
+        return [self.flat.fingerprint(), self.starts, self.ends]
 
     def only(self, numbers: Any) -> "_Documents":
         """Those with these numbers, or of a slice."""
@@ -116,7 +122,7 @@ def _by_document(documents: _Documents) -> Source:
 
     def document(number: Any) -> Any:
         starts, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
-        return tf.cast(documents.read(tf.range(tf.gather(starts, number), tf.gather(ends, number))), tf.int32)
+        return documents.read(tf.range(tf.gather(starts, number), tf.gather(ends, number)))
 
     source = gathered(
         documents.name,
@@ -148,7 +154,6 @@ def _in_rows(documents: _Documents, size: int) -> Source:
     note = f"{len(documents.starts):,} documents, packed into rows of {size:,} tokens; {100 * used:.1f} % of them used"
     starts = documents.starts[packing.documents] + packing.offsets
     tables = (packing.rows, starts, packing.lengths, documents.ends[packing.documents])
-    read = documents.read
 
     def packed(row: Any) -> Any:
         rows, starts, lengths, ends = held_on_host(lambda: tuple(map(tf.constant, tables)))
@@ -166,11 +171,11 @@ def _in_rows(documents: _Documents, size: int) -> Source:
             return tf.RaggedTensor.from_row_lengths(values, used, validate=False).to_tensor(shape=(None, size))
 
         inputs = {
-            "tokens": filled(tf.cast(read(index), tf.int32)),
+            "tokens": filled(documents.read(index)),
             "segments": filled(tf.gather(segments, piece)),
             "positions": filled(tf.cast(index - tf.gather(begins, piece), tf.int32)),
         }
-        labels = tf.cast(read(tf.where(known, index + 1, index)), tf.int32)
+        labels = documents.read(tf.where(known, index + 1, index))
         return inputs, filled(tf.where(known, labels, 0)), filled(tf.cast(known, tf.float32))
 
     def row(number: Any) -> Any:
@@ -241,7 +246,7 @@ def _apart(documents: Any) -> _Documents:
                 "of tokens."
             )
         limits = documents.row_splits.numpy().astype(np.int64)
-        return _documents(_tokens_of(documents.flat_values.numpy()), limits)
+        return _Documents(_tokens_of(documents.flat_values.numpy()), limits[:-1], limits[1:])
     if not isinstance(documents, Sequence) or isinstance(documents, str | bytes):
         raise TypeError(
             "Expected documents: a list of lists or arrays of token ids, a tf.RaggedTensor, or ids one after the other "
@@ -267,7 +272,8 @@ def _as_arrays(documents: Sequence[Any], first: int = 0) -> list[Any]:
 
 def _joined(parts: list[Any]) -> _Documents:
     flat = np.concatenate(parts) if parts else np.empty(0, np.int32)
-    return _documents(_tokens_of(flat), np.cumsum([0, *map(len, parts)], dtype=np.int64))
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    return _Documents(_tokens_of(flat), ends - [len(part) for part in parts], ends)
 
 
 def _one_after_the_other(documents: Any, end: int | None) -> _Documents:
@@ -286,15 +292,9 @@ def _one_after_the_other(documents: Any, end: int | None) -> _Documents:
     ends = [
         1 + start + np.flatnonzero(flat[start : start + _AT_ONCE] == end) for start in range(0, len(flat), _AT_ONCE)
     ]
-    limits = np.concatenate([np.zeros(1, np.int64), *ends, np.array([len(flat)])]).astype(np.int64)
-    return _documents(source, np.unique(limits))  # a last document that `end` ends has its limit twice
-
-
-def _documents(flat: Source, limits: Any) -> _Documents:
-    name = " of ".join(filter(None, ("tokens", flat.name.removeprefix("arrays"))))
-    if flat.decode is None or flat.fingerprint is None:
-        raise TypeError(f"Expected a source of single tokens that can be looked up. Found {flat.name}.")
-    return _Documents(name, flat.decode, flat.fingerprint, limits[:-1], limits[1:])
+    # A last document that `end` ends has its limit twice.
+    limits = np.unique(np.concatenate([[0], *ends, [len(flat)]]).astype(np.int64))
+    return _Documents(source, limits[:-1], limits[1:])
 
 
 def _tokens_of(flat: Any) -> Source:
@@ -310,7 +310,7 @@ def _expect_ids(flat: Any) -> None:
             f"Expected token ids: integers, one axis. Received: {flat.dtype} of the shape {flat.shape}. Pass one "
             "document after the other, or a list of them."
         )
-    if flat.dtype.itemsize > 2 and not (flat.dtype.kind == "i" and flat.dtype.itemsize == 4):
+    if flat.dtype.itemsize > 2 and flat.dtype != np.int32:
         for start in range(0, len(flat), _AT_ONCE):
             part = flat[start : start + _AT_ONCE]
             if part.size and not (part.min() >= -_LARGEST and part.max() <= _LARGEST):
