@@ -91,40 +91,33 @@ def sharded(
         readers: How many shards are read at once, in order.
         check: As for `gathered`.
     """
-    sizes = np.diff(spans)[:, 0]
-    before = np.cumsum(sizes) - sizes
-    count = int(sizes.sum())
 
-    def in_order() -> Any:
-        if check is not None:
-            check()
-        # Prefetched by one, so that reading a shard overlaps with using the one before.
-        batches = in_shards(spans).map(read, num_parallel_calls=readers).prefetch(1)
-        return from_batches(batches, count)
+    def spanning(spans: Any) -> Source:
+        sizes = np.diff(spans)[:, 0]
+        before, count = np.cumsum(sizes) - sizes, int(sizes.sum())
 
-    def part(index: int, parts: int) -> Source:
-        ends = [count * number // parts for number in (index, index + 1)]
-        own = spans[:, :1] + np.stack([np.clip(end - before, 0, sizes) for end in ends], axis=1)
-        return sharded(
-            name,
-            own[own[:, 0] < own[:, 1]],
-            read,
-            mixing=mixing,
-            fingerprint=fingerprint,
-            readers=readers,
-            check=check,
+        def in_order() -> Any:
+            if check is not None:
+                check()
+            # Prefetched by one, so that reading a shard overlaps with using the one before.
+            return from_batches(in_shards(spans).map(read, num_parallel_calls=readers).prefetch(1), count)
+
+        def part(index: int, parts: int) -> Source:
+            ends = [count * number // parts for number in (index, index + 1)]
+            own = spans[:, :1] + np.stack([np.clip(end - before, 0, sizes) for end in ends], axis=1)
+            return spanning(own[own[:, 0] < own[:, 1]])
+
+        return Source(
+            name=name,
+            dataset=in_order,
+            count=count,
+            fingerprint=lambda: [*fingerprint(), spans.tolist()],
+            part=part,
+            **mixing(spans),
             **fields,
         )
 
-    return Source(
-        name=name,
-        dataset=in_order,
-        count=count,
-        fingerprint=lambda: [*fingerprint(), spans.tolist()],
-        part=part,
-        **mixing(spans),
-        **fields,
-    )
+    return spanning(spans)
 
 
 def in_shards(spans: Any) -> Any:
