@@ -17,7 +17,8 @@ from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.shared.elements import at_most, element_of, without_autograph
 from tfopt.pipelines.shared.nondeterminism import Finding
 from tfopt.pipelines.shared.options import PipelineOptions, Remainder, choose_remainder
-from tfopt.pipelines.shared.seeding import sequence
+from tfopt.pipelines.sources.reach import those_with
+from tfopt.pipelines.sources.shapes import some_of
 from tfopt.pipelines.sources.source import Source, expect_lasting, held_on_host
 
 IN_PARTS = "_tfopt_in_parts"
@@ -311,35 +312,17 @@ def _chosen(
         position: Given their number, returns their position.
         is_own: Given the position of an element, returns whether it is one of them.
     """
-    at = source.at
-    position = without_autograph(position)
-
-    def filtered() -> Any:
-        whole = source.dataset() if end is None else source.dataset().repeat().take(end)
-        own = whole.enumerate().filter(without_autograph(lambda number, _: is_own(number)))
-        return own.map(without_autograph(lambda _, element: element))
-
-    return replace(
-        source,
-        dataset=filtered if at is None else lambda: at(sequence(own).map(position)),
-        count=own,
-        # Of all examples, so that all processes plan alike.
-        sample=source.sample or (lambda limit: source.dataset().take(limit)),
-        shuffled=None,
-        pools=None,
-        at=None if at is None else lambda positions: at(positions.map(position)),
-        part=None,
-        packed=None,
-        checked=None,
-    )
+    again = source if end is None else replace(source, dataset=lambda: source.dataset().repeat().take(end))
+    # A sample of all examples, so that all processes plan alike.
+    sample = source.sample or (lambda limit: source.dataset().take(limit))
+    return replace(some_of(again, own, position, is_own), sample=sample, part=None, packed=None)
 
 
 def _divided(source: Source, parts: int) -> list[Source]:
     if source.part is None:
         raise UnsupportedError(
-            f"Expected a source that can be divided among {parts} processes: arrays, .npy files, images or files of "
-            f"records. Found: {source.name}. What to do: write its examples with write_records, or give your own "
-            "Source a `part`."
+            f"Expected a source that can be divided among {parts} processes: {those_with('part')}. Found: "
+            f"{source.name}. What to do: write its examples with write_records, or give your own Source a `part`."
         )
     divided = [source.part(index, parts) for index in range(parts)]
     if any(each.count is None for each in divided):

@@ -13,6 +13,7 @@ from tfopt.pipelines.shared.elements import apply, element_of
 from tfopt.pipelines.shared.epochs import Draw, Position
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.seeding import bits_from, in_batches
+from tfopt.pipelines.sources.reach import those_with
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.stage import Stage
 from tfopt.text import percent
@@ -98,7 +99,7 @@ def plan_balance(options: PipelineOptions, facts: Facts) -> tuple[Balance, ...]:
     if source.at is None or not count:
         raise UnsupportedError(
             f"Expected a source that can be read by position for balance={options.balance!r}. Found: {source.name}. "
-            "What to do: mix a source of each class, or pass arrays, .npy files, images or a table."
+            f"What to do: mix a source of each class, or pass {those_with('position')}."
         )
     values, numbers = np.unique(_labels(source, facts.traced.decoded.element_spec), return_inverse=True)
     names = [_name(source, value) for value in values.tolist()]

@@ -102,7 +102,6 @@ def rows():
         ("both.h5", PipelineError, r"'group/y', 'x'\. Name those that make up an example, such as hdf5\(path, "),
         ("none.h5", PipelineError, r"holds one dataset\. Found in '.*none\.h5': none"),
     ],
-    ids=str,
 )
 def test_what_is_no_source_names_what_to_pass(folder, given, error, remedy):
     with pytest.raises(error, match=remedy):
