@@ -31,8 +31,11 @@ class Cached:
     batch_size: int
     at_once: int  # examples that wait for each other, to be written together
 
-    def by_position(self, begin: Begin, positions: Callable[[Any], Any]) -> Any:
-        """Returns the examples at the positions that a function gives for each epoch; the source has them by `at`."""
+    def by_position(self, begin: Begin, positions: Callable[[Any], Any], length: int | None) -> Any:
+        """Returns the examples at the positions that a function gives for each epoch; the source has them by `at`.
+
+        `length` is that of a whole epoch; None if unknown.
+        """
 
         def reading(epoch: Any) -> Any:
             chosen = positions(epoch)
@@ -43,9 +46,9 @@ class Cached:
 
             return self._reading(lambda held: chosen, missed)
 
-        return self._in_epochs(begin, reading)
+        return self._in_epochs(begin, reading, length)
 
-    def in_order(self, begin: Begin, order: Callable[[Any, Any], Any]) -> Any:
+    def in_order(self, begin: Begin, order: Callable[[Any, Any], Any], length: int | None) -> Any:
         """Returns the examples in the order into which a function brings a dataset of any elements in an epoch."""
 
         def reading(epoch: Any) -> Any:
@@ -54,13 +57,12 @@ class Cached:
 
             return self._reading(lambda held: order(tf.data.Dataset.range(held), epoch), missed)
 
-        return self._in_epochs(begin, reading)
+        return self._in_epochs(begin, reading, length)
 
-    def _in_epochs(self, begin: Begin, reading: Callable[[Any], Any]) -> Any:
-        count = self.store.count
+    def _in_epochs(self, begin: Begin, reading: Callable[[Any], Any], length: int | None) -> Any:
         if self.rows.size is None:
-            return begin(reading, count, ends=True)
-        return from_batches(begin(reading, None, ends=True), count, may_be_less=True)
+            return begin(reading, length, ends=True)
+        return from_batches(begin(reading, None, ends=True), length, may_be_less=True)
 
     def _reading(self, positions: Callable[[Any], Any], missed: Callable[[Any], Any]) -> Any:
         """Returns examples, many at once if they have one shape.

@@ -174,11 +174,13 @@ class Shuffle(Stage):
         shuffles = self.buffer and not self.drawn
         if cached is not None:
             flow.cached = None
+            count = cached.store.count
+            length = count if flow.epoch is None else None  # a part of a mixture may be read several times
             if cached.at is None:
-                flow.dataset = cached.in_order(flow.begin, self._shuffled if shuffles else _again)
+                flow.dataset = cached.in_order(flow.begin, self._shuffled if shuffles else _again, length)
             else:
-                drawn = _permutation if self.buffer else _sequence
-                flow.dataset = cached.by_position(flow.begin, partial(drawn, cached.store.count))
+                drawn = partial(_permutation if self.buffer else _sequence, count)
+                flow.dataset = cached.by_position(flow.begin, drawn, length)
             return
         if flow.is_served:
             flow.dataset = shuffle_anew(elements, self.buffer) if shuffles else elements
