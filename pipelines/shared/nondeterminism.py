@@ -1,5 +1,7 @@
 """Finds operations in graphs and datasets that may give another result on the next call, and refuses harmful ones."""
 
+import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,33 +14,6 @@ from tensorflow.python.framework import op_def_registry
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.options import PipelineOptions
 
-# Every registered stateful operation that draws random numbers; a test compares this with TensorFlow's registry.
-_RANDOM = frozenset(
-    [
-        *("AllCandidateSampler", "AnonymousRandomSeedGenerator", "AnonymousSeedGenerator", "CudnnRNN"),
-        *("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "CudnnRNNV2", "CudnnRNNV3"),
-        *("ExperimentalRandomDataset", "FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler"),
-        *("LogUniformCandidateSampler", "Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal"),
-        *("RandomCrop", "RandomDataset", "RandomDatasetV2", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
-        *("RandomShuffle", "RandomShuffleQueue", "RandomShuffleQueueV2", "RandomStandardNormal", "RandomUniform"),
-        *("RandomUniformInt", "RngReadAndSkip", "RngSkip", "SampleDistortedBoundingBox"),
-        *("SampleDistortedBoundingBoxV2", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2", "ShuffleDataset"),
-        *("ShuffleDatasetV2", "ShuffleDatasetV3", "StatefulRandomBinomial", "StatefulStandardNormal"),
-        *("StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform", "StatefulUniformFullInt"),
-        *("StatefulUniformInt", "ThreadUnsafeUnigramCandidateSampler", "Timestamp", "TruncatedNormal"),
-        "UniformCandidateSampler",
-    ]
-)
-# Keras' seed generators are variables that each call advances.
-_ASSIGNING = frozenset(
-    [
-        *("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "LookupTableInsertV2"),
-        *("LookupTableRemoveV2", "ResourceCountUpTo", "ResourceScatterAdd", "ResourceScatterDiv"),
-        *("ResourceScatterMax", "ResourceScatterMin", "ResourceScatterMul", "ResourceScatterNdAdd"),
-        *("ResourceScatterNdMax", "ResourceScatterNdMin", "ResourceScatterNdSub", "ResourceScatterNdUpdate"),
-        *("ResourceScatterSub", "ResourceScatterUpdate", "ResourceStridedSliceAssign"),
-    ]
-)
 HELD = "held_on_host"  # the name of look-ups of tensors that a source holds for a function
 _OPAQUE = ("EagerPyFunc", "PyFunc")  # PyFuncStateless is the caller's promise that it is not
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -49,6 +24,10 @@ _WITHOUT_STATE = frozenset(
         *("Assert", "CheckNumerics", "CheckNumericsV2", "LookupTableFindV2", "LookupTableSizeV2", "Print", "PrintV2"),
     ]
 )
+# Stateful operations draw if they take a seed, or have such a name.
+_DRAWING = ("NonDeterministic", "Rng", "Stateful", "Timestamp")
+# Keras' seed generators are variables that each call advances.
+_ASSIGNING = re.compile("^Assign|Assign$|^ResourceScatter|^LookupTable(Insert|Remove)|CountUpTo$")
 _INTERLEAVE = "ParallelInterleaveDataset"
 _IGNORE = 1  # tf.data.experimental.ExternalStatePolicy.IGNORE
 
@@ -56,12 +35,7 @@ Kind = Literal["random", "assigning", "opaque", "reading", "shuffle", "unordered
 CHANGING: tuple[Kind, ...] = ("random", "assigning", "shuffle", "unordered")
 """The kinds that change elements or their order from reading to reading."""
 
-_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(_RANDOM, "random"),
-    **dict.fromkeys(_ASSIGNING, "assigning"),
-    **dict.fromkeys(_OPAQUE, "opaque"),
-    **dict.fromkeys(_READING, "reading"),
-}
+_DRAWS: tuple[Kind, ...] = ("random", "assigning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +61,22 @@ class Finding:
         return f"{self.operation} ({self.name})" if self.name else self.operation
 
 
+@functools.cache
+def kind_of_operation(name: str) -> Kind | None:
+    """Returns the kind of an operation of TensorFlow; None if it gives the same result on each call."""
+    if name in _OPAQUE:
+        return "opaque"
+    if name in _READING:
+        return "reading"
+    if not _is_stateful(name):
+        return None
+    definition = op_def_registry.get(name)
+    if _ASSIGNING.search(name):
+        return "assigning"
+    takes_seed = any("seed" in part.name for part in (*definition.attr, *definition.input_arg))
+    return "random" if takes_seed or name.startswith(_DRAWING) else None
+
+
 def find_in_function(function: Any) -> list[Finding]:
     """Finds such operations in a concrete function and all functions it calls.
 
@@ -98,10 +88,11 @@ def find_in_function(function: Any) -> list[Finding]:
     """
     found = []
     for node in nodes(function):
-        if node.op in _KINDS:
+        kind = kind_of_operation(node.op)
+        if kind is not None:
             # Zeros mean no seed.
             fixed = any(node.attr[half].i != 0 for half in ("seed", "seed2") if half in node.attr)
-            found.append(Finding(_KINDS[node.op], node.op, node.name, fixed))
+            found.append(Finding(kind, node.op, node.name, fixed))
         elif "deterministic" in node.attr and node.attr["deterministic"].s == b"false":  # of a dataset in a function
             found.append(Finding("unordered", node.op, node.name))
     return found
@@ -145,9 +136,29 @@ def refuse_draws(
     """Refuses random operations that a cache would freeze, a seed could not repeat, or an epoch would repeat."""
     # Also if cache="auto" finds no room: whether a model trains on fresh draws must not depend on free memory.
     if options.cache is not None:
-        _refuse_frozen(options, in_source, in_transform)
+        frozen = "the cache would freeze its result, and every epoch would be the same."
+        remedy = "Move it to `augment`, which runs after the cache, or pass cache=None."
+        _refuse(in_transform, _DRAWS, "a deterministic `transform`", frozen, remedy)
+        remedy = "Take it out and pass it as `augment`, or pass cache=None."
+        _refuse(in_source, _DRAWS, "a deterministic source", frozen, remedy)
+        if options.training and not options.shuffle:
+            remedy = "Pass shuffle=True instead, or cache=None."
+            _refuse(
+                in_source, ("shuffle",), "a source that does not shuffle", "the cache would freeze its order.", remedy
+            )
     if options.seed is not None:
-        _refuse_unrepeatable(options, in_source, in_transform, in_augment)
+        broken = f"seed={options.seed} could not make it the same on every run."
+        remedy = "Take it out (`shuffle` and `augment` do it under the pipeline's seed), or pass seed=None."
+        _refuse(in_source, CHANGING, "a deterministic source", broken, remedy)
+        remedy = "Move it to an `augment` with a keyword `seed`, or pass seed=None."
+        _refuse(in_transform, _DRAWS, "a deterministic `transform`", broken, remedy)
+        remedy = (
+            "Give it a keyword `seed` (int32, shape (2,)) and use stateless operations with it, such as "
+            "tf.image.stateless_random_flip_left_right(image, seed), or pass seed=None."
+        )
+        for function, findings in zip(options.augmentations, in_augment, strict=True):
+            kinds = _DRAWS if function.seeded else (*_DRAWS, "opaque")
+            _refuse(findings, kinds, "an `augment` that draws from its keyword `seed` alone", broken, remedy)
     refuse_restarting("transform", in_transform)
     for findings in in_augment:
         refuse_restarting("augment", findings)
@@ -165,60 +176,21 @@ def refuse_restarting(stage: str, findings: list[Finding]) -> None:
             )
 
 
-def _refuse_frozen(options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding]) -> None:
-    frozen = "the cache would freeze its result, and every epoch would be the same."
-    for found in _only(in_transform, "random", "assigning"):
-        raise ValueError(
-            f"Expected a deterministic `transform`. It holds {found}: {frozen} Move it to `augment`, which runs "
-            "after the cache, or pass cache=None."
-        )
-    for found in _only(in_source, "random", "assigning"):
-        raise ValueError(
-            f"Expected a deterministic source. It holds {found}: {frozen} Take it out and pass it as `augment`, or "
-            "pass cache=None."
-        )
-    for found in _only(in_source, "shuffle"):
-        if options.training and not options.shuffle:
-            raise ValueError(
-                f"Expected a source that does not shuffle. It holds {found}: the cache would freeze its order. Pass "
-                "shuffle=True instead, or cache=None."
-            )
+def _refuse(findings: list[Finding], kinds: tuple[Kind, ...], expected: str, why: str, remedy: str) -> None:
+    for found in findings:
+        if found.kind in kinds:
+            raise ValueError(f"Expected {expected}. It holds {found}: {why} {remedy}")
 
 
-def _refuse_unrepeatable(
-    options: PipelineOptions, in_source: list[Finding], in_transform: list[Finding], in_augment: list[list[Finding]]
-) -> None:
-    broken = f"seed={options.seed} could not make it the same on every run."
-    for found in _only(in_source, *CHANGING):
-        raise ValueError(
-            f"Expected a deterministic source. It holds {found}: {broken} Take it out (`shuffle` and `augment` do it "
-            "under the pipeline's seed), or pass seed=None."
-        )
-    for found in _only(in_transform, "random", "assigning"):
-        raise ValueError(
-            f"Expected a deterministic `transform`. It holds {found}: {broken} Move it to an `augment` with a keyword "
-            "`seed`, or pass seed=None."
-        )
-    draws = ("random", "assigning")
-    for function, findings in zip(options.augmentations, in_augment, strict=True):
-        for found in _only(findings, *(draws if function.seeded else (*draws, "opaque"))):
-            raise ValueError(
-                f"Expected an `augment` that draws from its keyword `seed` alone. It holds {found}: {broken} Give it "
-                "a keyword `seed` (int32, shape (2,)) and use stateless operations with it, such as "
-                "tf.image.stateless_random_flip_left_right(image, seed), or pass seed=None."
-            )
-
-
-def _only(findings: list[Finding], *kinds: str) -> list[Finding]:
-    return [finding for finding in findings if finding.kind in kinds]
+def _is_stateful(operation: str) -> bool:
+    definition = op_def_registry.get(operation)  # none for a call of a function
+    return definition is not None and definition.is_stateful and operation not in _WITHOUT_STATE
 
 
 def _has_state(node: Any) -> bool:
-    definition = op_def_registry.get(node.op)  # none for a call of a function
-    if definition is None or not definition.is_stateful or node.op in _WITHOUT_STATE:
-        return False
     # TensorFlow registers the operations that make datasets as stateful.
-    return [output.type for output in definition.output_arg] != [types_pb2.DT_VARIANT]
+    makes_dataset = [types_pb2.DT_VARIANT]
+    return _is_stateful(node.op) and [out.type for out in op_def_registry.get(node.op).output_arg] != makes_dataset
 
 
 def _in_stage(stage: Any) -> list[Finding]:
