@@ -1,8 +1,6 @@
 """Crops of images, random for training and central for evaluation; only the crop of a JPEG is decoded."""
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
@@ -10,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
+from tfopt import checks
 from tfopt.pipelines.shared.elements import without_autograph
 
 _JPEG = b"\xff\xd8\xff"
@@ -28,11 +27,17 @@ _RESIZABLE = (
 
 
 class Window(NamedTuple):
-    """Where a crop was cut: int32 tensors of shape (3,), for height, width and channels."""
+    """Where a crop is cut: int32 tensors of shape (3,), for height, width and channels."""
 
     begin: Any
     size: Any  # -1 for the channels: all of them
     shape: Any  # of the whole image
+
+    def widened(self) -> "Window":
+        """Returns a window that starts and ends on an odd column, or at the image's own side."""
+        end = tf.minimum(tf.bitwise.bitwise_or(self.begin + self.size, _COLUMNS), self.shape)
+        begin = tf.maximum(tf.bitwise.bitwise_or(self.begin - _COLUMNS, _COLUMNS), 0)
+        return Window(begin, end - begin, self.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,13 +70,10 @@ class RandomCrop:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _as_size(self.size))
         object.__setattr__(self, "area", _as_range("area", self.area, most=1.0))
-        object.__setattr__(self, "aspect_ratio", _as_range("aspect_ratio", self.aspect_ratio, most=math.inf))
+        object.__setattr__(self, "aspect_ratio", _as_range("aspect_ratio", self.aspect_ratio))
 
-    def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
-        """Returns the window's start, `(row, column, 0)`, and size, `(height, width, -1)`, in a graph.
-
-        `shape` is the image's, int32, shape (3,), and `seed` int32, shape (2,).
-        """
+    def window(self, shape: Any, seed: Any) -> Window:
+        """Returns a window, in a graph; `shape` is the image's, int32, shape (3,), and `seed` int32, shape (2,)."""
         begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
             shape,
             _WHOLE_IMAGE,
@@ -80,7 +82,7 @@ class RandomCrop:
             aspect_ratio_range=self.aspect_ratio,
             area_range=self.area,
         )
-        return _widened(begin, size, shape)
+        return Window(begin, size, shape).widened()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,23 +112,27 @@ class CentralCrop:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _as_size(self.size))
-        _expect_share("fraction", self.fraction, most=1.0)
+        _number("fraction", self.fraction, most=1.0)
 
-    def window(self, shape: Any, seed: Any) -> tuple[Any, Any]:
+    def window(self, shape: Any, seed: Any) -> Window:
         """Returns the window as `RandomCrop.window` does, without using the seed."""
         del seed
         available = shape[:2]
         target = tf.constant(side_lengths(self), tf.float64)
         scale = self.fraction * tf.reduce_min(tf.cast(available, tf.float64) / target)
         size = tf.maximum(tf.cast(tf.round(scale * target), tf.int32), 1)
-        return tf.pad((available - size) // 2, [[0, 1]]), tf.pad(size, [[0, 1]], constant_values=-1)
+        begin = tf.pad((available - size) // 2, [[0, 1]])
+        return Window(begin, tf.pad(size, [[0, 1]], constant_values=-1), shape)
 
 
 @without_autograph
-def crop_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, only_jpeg: bool = False) -> Any:
-    """Returns the crop of an encoded image, in a graph.
+def cut_encoded(
+    crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, only_jpeg: bool = False
+) -> tuple[Any, Window]:
+    """Returns the crop of an encoded image, uint8 with three channels, and the window it was cut from, in a graph.
 
-    The pixels equal those of `crop_decoded` on the decoded image, except in windows one column wide.
+    The pixels equal those of `cut_decoded` on the decoded image, except in windows one column wide. Grey becomes three
+    equal channels, transparency is dropped, and a JPEG's EXIF orientation is ignored.
 
     Args:
         crop: The crop.
@@ -134,96 +140,59 @@ def crop_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, on
             JPEG is decoded.
         seed: int32, shape (2,); None for a crop that is not random.
         only_jpeg: Whether it is known to be a JPEG. Default: the graph checks, which takes 2 % of the time.
-
-    Returns:
-        uint8, shape (height, width, 3). Grey becomes three equal channels, transparency is dropped, and a JPEG's EXIF
-        orientation is ignored.
-
-    Example:
-        >>> picture = tf.io.encode_jpeg(tf.zeros((48, 64, 3), tf.uint8))
-        >>> crop_encoded(RandomCrop(32), picture, (1, 2)).shape.as_list()
-        [32, 32, 3]
     """
-    return cut_encoded(crop, contents, seed, only_jpeg=only_jpeg)[0]
-
-
-@without_autograph
-def cut_encoded(crop: RandomCrop | CentralCrop, contents: Any, seed: Any, *, only_jpeg: bool) -> tuple[Any, Window]:
-    """Returns what `crop_encoded` does, and the window it was cut from."""
     # The decoder's own error names no file, but its operation.
     with tf.name_scope("verify_images_names_the_file"):
         if only_jpeg:
-            pixels, *window = _of_jpeg(crop, contents, seed)
+            pixels, window = _of_jpeg(crop, contents, seed)
         else:
             is_jpeg = tf.equal(tf.strings.substr(contents, 0, len(_JPEG)), _JPEG)
             ways = (lambda: _of_jpeg(crop, contents, seed), lambda: _of_other(crop, contents, seed))
-            pixels, *window = tf.cond(is_jpeg, *ways)
+            pixels, window = tf.cond(is_jpeg, *ways)
     pixels.set_shape((None, None, 3))
-    return resize(pixels, crop), Window(*window)
+    return resize(pixels, crop), window
 
 
 @without_autograph
-def crop_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> Any:
-    """Returns the crop of an image, in a graph.
+def cut_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> tuple[Any, Window]:
+    """Returns the crop of an image, in its dtype, and the window it was cut from, in a graph.
 
     Args:
         crop: The crop.
         image: A tensor of shape (height, width, channels). Integers of 32 or 64 bits keep only 24 significant bits.
         seed: int32, shape (2,); None for a crop that is not random.
 
-    Returns:
-        The crop in the image's dtype, shape (height, width, channels).
-
     Raises:
         ValueError: If `image` has another rank, or a dtype that cannot be resized.
 
     Example:
-        >>> crop_decoded(CentralCrop(32), tf.zeros((48, 64, 1)), None).shape.as_list()
+        >>> cut_decoded(CentralCrop(32), tf.zeros((48, 64, 1)), None)[0].shape.as_list()
         [32, 32, 1]
     """
-    return cut_decoded(crop, image, seed)[0]
-
-
-@without_autograph
-def cut_decoded(crop: RandomCrop | CentralCrop, image: Any, seed: Any) -> tuple[Any, Window]:
-    """Returns what `crop_decoded` does, and the window it was cut from."""
     if image.shape.rank != 3 or image.dtype not in _RESIZABLE:
         raise ValueError(
             "Expected an image of shape (height, width, channels) and a dtype that TensorFlow can resize. Found shape "
             f"{image.shape} and dtype {image.dtype.name}. Give it three dimensions, such as with "
             "tf.ensure_shape(image, (None, None, 3)), and cast it to uint8 or float32."
         )
-    window = Window(*crop.window(tf.shape(image), seed), tf.shape(image))
+    window = crop.window(tf.shape(image), seed)
     resized = resize(tf.slice(image, window.begin, window.size), crop)
     resized.set_shape((*side_lengths(crop), image.shape[2]))
     return resized, window
 
 
-def _of_jpeg(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> tuple[Any, Any, Any, Any]:
-    shape = tf.io.extract_jpeg_shape(contents)
-    begin, size = crop.window(shape, seed)
-    if crop.random:  # its windows are wide enough already
-        return _decode_window(contents, begin, size), begin, size, shape
-    first, wide = _widened(begin, size, shape)
-    return tf.slice(_decode_window(contents, first, wide), begin - first, size), begin, size, shape
+def _of_jpeg(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> tuple[Any, Window]:
+    window = crop.window(tf.io.extract_jpeg_shape(contents), seed)
+    wide = window if crop.random else window.widened()  # a random one is wide enough already
+    sides = tf.gather(tf.concat([wide.begin, wide.size], 0), (0, 1, 3, 4))
+    pixels = tf.io.decode_and_crop_jpeg(contents, sides, channels=3)
+    return pixels if crop.random else tf.slice(pixels, window.begin - wide.begin, window.size), window
 
 
-def _decode_window(contents: Any, begin: Any, size: Any) -> Any:
-    window = tf.gather(tf.concat([begin, size], 0), (0, 1, 3, 4))
-    return tf.io.decode_and_crop_jpeg(contents, window, channels=3)
-
-
-def _of_other(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> tuple[Any, Any, Any, Any]:
+def _of_other(crop: RandomCrop | CentralCrop, contents: Any, seed: Any) -> tuple[Any, Window]:
     image = tf.io.decode_image(contents, channels=3, expand_animations=False)
-    begin, size = crop.window(tf.shape(image), seed)
-    return tf.slice(image, begin, size), begin, size, tf.shape(image)
-
-
-def _widened(begin: Any, size: Any, shape: Any) -> tuple[Any, Any]:
-    """Returns a window that starts and ends on an odd column, or at the image's own side."""
-    end = tf.minimum(tf.bitwise.bitwise_or(begin + size, _COLUMNS), shape)
-    begin = tf.maximum(tf.bitwise.bitwise_or(begin - _COLUMNS, _COLUMNS), 0)
-    return begin, end - begin
+    window = crop.window(tf.shape(image), seed)
+    return tf.slice(image, window.begin, window.size), window
 
 
 def resize(image: Any, crop: RandomCrop | CentralCrop) -> Any:
@@ -255,32 +224,27 @@ def side_lengths(crop: RandomCrop | CentralCrop) -> tuple[int, int]:
 
 
 def _as_size(value: Any) -> tuple[int, int]:
+    remedy = "Pass pixels, such as 224, or (height, width)."
     sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
-    whole = [isinstance(side, numbers.Integral) and not isinstance(side, bool) for side in sides]
-    if len(sides) != 2 or not all(whole):
-        raise TypeError(
-            f"Expected an int, or (height, width), for `size`. Received: {value!r}. Pass pixels, such as 224."
-        )
-    if min(sides) < 1:
-        raise ValueError(f"Expected at least 1 pixel for `size`. Received: {value!r}. Pass pixels, such as 224.")
-    return int(sides[0]), int(sides[1])
+    if len(sides) != 2:
+        raise TypeError(f"Expected one or two integers for size. Received: {value!r}. {remedy}")
+    height, width = (checks.integer("size", side, remedy, least=1) for side in sides)
+    return height, width
 
 
-def _as_range(name: str, value: Any, most: float) -> tuple[float, float]:
+def _as_range(name: str, value: Any, most: float | None = None) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise TypeError(
             f"Expected the least and the largest value for `{name}`. Received: {value!r}. Pass two numbers."
         )
-    for bound in value:
-        _expect_share(name, bound, most)
-    if value[0] > value[1]:
+    least, largest = (_number(name, bound, most) for bound in value)
+    if least > largest:
         raise ValueError(f"Expected the least value of `{name}` first. Received: {value!r}. Swap them.")
-    return float(value[0]), float(value[1])
+    return least, largest
 
 
-def _expect_share(name: str, value: Any, most: float) -> None:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"Expected a number for `{name}`. Received: {value!r}. Pass one above 0, such as 0.5.")
-    if not 0 < float(value) <= most or not math.isfinite(value):
-        limits = "above 0" if math.isinf(most) else f"above 0 and at most {most:g}"
-        raise ValueError(f"Expected `{name}` to be {limits}. Received: {value!r}. Pass a number such as 0.5.")
+def _number(name: str, value: Any, most: float | None) -> float:
+    given = checks.number(name, value, "Pass one above 0, such as 0.5.", above=0)
+    if most is not None and given > most:
+        raise ValueError(f"Expected {name} to be at most {most:g}. Received: {value!r}. Pass a share, such as 0.5.")
+    return given

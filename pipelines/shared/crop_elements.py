@@ -39,7 +39,7 @@ def crop_example(
 ) -> Any:
     """Returns the example with its image cropped: the first item of a tuple, "image" of a dict, or the example itself.
 
-    The image is a scalar string, for `crop_encoded`, or has shape (height, width, channels), for `crop_decoded`. The
+    The image is a scalar string, for `cut_encoded`, or has shape (height, width, channels), for `cut_decoded`. The
     parts that `crop_with` names are cut from the same window; `expect_movable` has seen the example's spec.
     """
     element = parts if len(parts) > 1 else parts[0]

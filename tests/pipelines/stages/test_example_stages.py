@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfopt.pipelines import CentralCrop, RandomCrop, build_pipeline, plan_pipeline
 from tfopt.pipelines.inspection.facts import MIB
-from tfopt.pipelines.shared.crop import crop_decoded
+from tfopt.pipelines.shared.crop import cut_decoded
 from tfopt.pipelines.stages.order_stages import fitting_buffer
 
 
@@ -52,7 +52,7 @@ def test_a_central_crop_is_that_of_the_decoded_image(jpegs, tmp_path, cache):
     crop = CentralCrop((24, 32))
     cache = tmp_path / "caches" if cache == "folder" else cache
     dataset = build_pipeline(folder, batch_size=5, training=False, crop=crop, cache=cache)
-    expected = [crop_decoded(crop, tf.io.decode_jpeg(path.read_bytes()), None) for path in paths]
+    expected = [cut_decoded(crop, tf.io.decode_jpeg(path.read_bytes()), None)[0] for path in paths]
     for _ in range(2):
         np.testing.assert_array_equal(images(dataset), expected)
     assert dataset.element_spec[0] == tf.TensorSpec((None, 24, 32, 3), tf.uint8)
@@ -107,13 +107,13 @@ def test_images_in_records_and_arrays_are_cropped_too(jpegs, tmp_path):
         for path in paths:
             writer.write(path.read_bytes())
     crop = CentralCrop(16)
-    expected = [crop_decoded(crop, tf.io.decode_jpeg(path.read_bytes()), None) for path in paths]
+    expected = [cut_decoded(crop, tf.io.decode_jpeg(path.read_bytes()), None)[0] for path in paths]
     options = {"batch_size": 12, "training": False, "crop": crop}
     (encoded,) = build_pipeline(str(tmp_path / "a.tfrecord"), **options)
     np.testing.assert_array_equal(encoded, expected)
     pixels = np.random.default_rng(1).integers(0, 256, (12, 40, 30, 3)).astype("uint8")
     ((decoded,),) = ([batch["image"]] for batch in build_pipeline({"image": pixels}, **options))
-    np.testing.assert_array_equal(decoded, [crop_decoded(crop, tf.constant(image), None) for image in pixels])
+    np.testing.assert_array_equal(decoded, [cut_decoded(crop, tf.constant(image), None)[0] for image in pixels])
 
 
 @pytest.mark.parametrize("rows", [np.zeros((8, 4)), {"x": np.zeros((8, 4, 4, 3))}, np.array([[b"a"]] * 8)])
