@@ -181,35 +181,35 @@ def _profile_plan(plan: PipelinePlan, seconds: float) -> PipelineProfile:
             "Profile the same plan in one process, without the strategy."
         )
 
-    if any(isinstance(stage, Mixture) for stage in plan.stages):
-        adapted, unwritten = _to_run(plan, [])
-        profile = replace(_profile_dataset(adapted.first_epoch(), seconds), name=plan.source.name)
-        return replace(profile, first_pass=True) if unwritten else profile
-
-    def unfused(run: Run) -> dict[str, float]:
-        del run
-        apart, raw = _stages_apart(plan)
-        return _unfused_costs(apart, apart, [raw], seconds)
-
     sources: list[Any] = []
-    adapted, unwritten = _to_run(plan, sources)
-    profile, _ = _profile(plan.source.name, adapted.first_epoch(), sources, seconds, unfused)
-    profile = replace(profile, remedy=_python(_working(plan, sources, profile.limiting)) or remedy(plan, profile))
-    return replace(profile, first_pass=True) if unwritten else profile  # later passes would have read the cache
+    dataset = _to_run(plan, sources).first_epoch()
+    if any(isinstance(stage, Mixture) for stage in plan.stages):
+        profile = replace(_profile_dataset(dataset, seconds), name=plan.source.name)
+    else:
+
+        def unfused(run: Run) -> dict[str, float]:
+            del run
+            apart, raw = _stages_apart(plan)
+            return _unfused_costs(apart, apart, [raw], seconds)
+
+        profile, _ = _profile(plan.source.name, dataset, sources, seconds, unfused)
+        profile = replace(profile, remedy=_python(_working(plan, sources, profile.limiting)) or remedy(plan, profile))
+    # Later passes would read a cache on disk, which is not written here.
+    return replace(profile, first_pass=True) if any(map(_would_write, all_of(plan.stages))) else profile
 
 
 def remedy(plan: PipelinePlan, profile: PipelineProfile) -> str:
     """Returns the advice to take batches, for a limiting function of the user's that does little for each example."""
-    for stage in plan.stages:
-        if stage.name != profile.limiting or stage.name not in ("transform", "augment"):
-            continue
-        each = isinstance(stage, FunctionStage) and not stage.function.by_batch
-        if each and next(one for one in profile.stages if one.name == stage.name).ms_per_example < _MOSTLY_CALLS_MS:
-            return (
-                f"{stage.name} is called for each example, and the call takes most of that: let the function take a "
-                f"batch, and pass {stage.name}=per_batch(function)."
-            )
-    return ""
+    name = profile.limiting
+    functions = [stage.function for stage in plan.stages if isinstance(stage, FunctionStage) and stage.name == name]
+    cost = sum(stage.ms_per_example for stage in profile.stages if stage.name == name)
+    each = any(not function.by_batch for function in functions)
+    if name not in ("transform", "augment") or not each or cost >= _MOSTLY_CALLS_MS:
+        return ""
+    return (
+        f"{name} is called for each example, and the call takes most of that: let the function take a batch, and pass "
+        f"{name}=per_batch(function)."
+    )
 
 
 def _profile_dataset(dataset: Any, seconds: float) -> PipelineProfile:
@@ -237,27 +237,22 @@ def _python(datasets: Sequence[Any]) -> str:
     return "It calls a Python function, and Python runs one call at a time: rewrite it with TensorFlow operations."
 
 
-def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]:
-    """Returns a plan as it is run here, and whether it runs without its cache, which it would write to disk.
+def _to_run(plan: PipelinePlan, sources: list[Any]) -> PipelinePlan:
+    """Returns a plan as it is run here; the datasets that its source makes are added to `sources`."""
 
-    The datasets that the plan's source makes are added to `sources`.
-    """
+    def recorded(make: Callable[..., Any] | None) -> Any:
+        def made(*given: Any) -> Any:
+            sources.append(make(*given))  # type: ignore[misc]
+            return sources[-1]
 
-    def kept(made: Any) -> Any:
-        sources.append(made)
-        return made
+        return make and made
 
     def adapted(stage: Any) -> Any:
         if isinstance(stage, Read):
-            source, shuffled, at, pools = stage.source, stage.source.shuffled, stage.source.at, stage.source.pools
-            recording = replace(
-                source,
-                dataset=lambda: kept(source.dataset()),
-                shuffled=None if shuffled is None else lambda seed: kept(shuffled(seed)),
-                at=None if at is None else lambda positions: kept(at(positions)),
-                pools=None if pools is None else replace(pools, read=lambda *given: kept(pools.read(*given))),
-            )
-            return replace(stage, source=recording)
+            source = stage.source
+            pools = source.pools and replace(source.pools, read=recorded(source.pools.read))
+            made = {name: recorded(getattr(source, name)) for name in ("dataset", "shuffled", "at")}
+            return replace(stage, source=replace(source, pools=pools, **made))
         if isinstance(stage, Mix | Shuffle):
             small = replace(stage, buffer=min(stage.buffer, _SHUFFLE_BATCHES * plan.options.batch_size))
             return replace(small, rests=False) if isinstance(small, Shuffle) else small
@@ -267,16 +262,16 @@ def _to_run(plan: PipelinePlan, sources: list[Any]) -> tuple[PipelinePlan, bool]
             return replace(stage, stages=tuple(map(adapted, stage.stages)))
         if isinstance(stage, Mixture):
             return replace(stage, parts=tuple(map(adapted, stage.parts)))
-        return stage.without() if isinstance(stage, Cache) and _would_write(stage) else stage
+        return stage.without() if _would_write(stage) else stage
 
-    unwritten = any(isinstance(stage, Cache) and _would_write(stage) for stage in all_of(plan.stages))
-    return replace(plan, stages=tuple(map(adapted, plan.stages))), unwritten
+    return replace(plan, stages=tuple(map(adapted, plan.stages)))
 
 
-def _would_write(cache: Cache) -> bool:
+def _would_write(stage: Any) -> bool:
     """Whether this is a cache on disk that is not there yet."""
-    folder, key = cache.choice.folder, cache.key
-    return folder is not None and key is not None and read_index(folder / key) is None
+    if not isinstance(stage, Cache) or stage.choice.folder is None or stage.key is None:
+        return False
+    return read_index(stage.choice.folder / stage.key) is None
 
 
 def _stages_apart(plan: PipelinePlan) -> tuple[Any, Any]:

@@ -4,7 +4,9 @@ TensorFlow's nodes carry operation names, and its optimiser fuses, adds and drop
 datasets as they were written.
 """
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,10 +120,8 @@ class StageNames:
         return self._by_dataset[id(dataset)]
 
     def _unused(self, name: str) -> str:
-        taken, number = set(self._by_dataset.values()), 1
-        while (candidate := name if number == 1 else f"{name} {number}") in taken:
-            number += 1
-        return candidate
+        candidates = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
+        return next(candidate for candidate in candidates if candidate not in self._by_dataset.values())
 
 
 def described_stage(kind: str, dataset: Any) -> str:
@@ -162,25 +162,16 @@ def _align(kinds: Sequence[str], written: Sequence[str]) -> list[int | None]:
 
     This is the longest common subsequence; a dataset of unknown kind may match any node, but counts for less.
     """
-    rows, columns = len(kinds), len(written)
-    best = [[0] * (columns + 1) for _ in range(rows + 1)]
-    score = [[_alike(kind, other) for other in written] for kind in kinds]
-    for i in reversed(range(rows)):
-        for j in reversed(range(columns)):
-            both = score[i][j] + best[i + 1][j + 1] if score[i][j] else 0
-            best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
-    found: list[int | None] = []
-    i = j = 0
-    while i < rows:
-        if j < columns and score[i][j] and best[i][j] == score[i][j] + best[i + 1][j + 1]:
-            found.append(j)
-            i, j = i + 1, j + 1
-        elif j < columns and best[i][j] == best[i][j + 1]:
-            j += 1
-        else:
-            found.append(None)
-            i += 1
-    return found
+    # From a node and a dataset on: the best score, and the pairs that reach it.
+    best: dict[tuple[int, int], tuple[int, dict[int, int]]] = defaultdict(lambda: (0, {}))
+    for i in reversed(range(len(kinds))):
+        for j in reversed(range(len(written))):
+            ways = [best[i, j + 1], best[i + 1, j]]
+            if alike := _alike(kinds[i], written[j]):
+                score, pairs = best[i + 1, j + 1]
+                ways.insert(0, (score + alike, {i: j, **pairs}))
+            best[i, j] = max(ways, key=lambda way: way[0])
+    return [best[0, 0][1].get(i) for i in range(len(kinds))]
 
 
 def _alike(kind: str, written: str) -> int:

@@ -15,44 +15,46 @@ def limits(root, threads=8, batch_size=1, **shares):
     return find_limits(root, lambda one: shares.get(one.name, {one.name: 1.0}), batch_size=batch_size, threads=threads)
 
 
-def test_a_parallel_node_has_as_many_calls_as_its_parallelism():
-    found = limits(node("Map", 10, 1.0, node("Range", 10, 0.1), parallelism=4))
-    assert found.rate() == pytest.approx(40)
-    assert found.rate("Map") == pytest.approx(100)
-    assert found.busy_percent("Map", 20) == pytest.approx(50)
+ONE = node("One", 10, 1.0, parallelism=2)
+IN_TURN = node("Batch", 10, 1.0, node("Shuffle", 10, 2.0))
+PREFETCHED = node("Batch", 10, 1.0, node("Prefetch", 10, 0.0, node("Shuffle", 10, 2.0)))
+RECORDS = node("ParallelInterleaveV4", 10, 0, node("Range", 1, 0), node("Records", 10, 1.0), ratio=None, parallelism=4)
 
 
-def test_nodes_in_one_thread_wait_for_each_other():
-    chain = node("Batch", 10, 1.0, node("Shuffle", 10, 2.0))
-    assert limits(chain).rate() == pytest.approx(10 / 3)
-    assert limits(chain).rate("Shuffle") == pytest.approx(10)
+@pytest.mark.parametrize(
+    ("root", "threads", "rate", "without"),
+    [
+        # As many calls as the parallelism.
+        (node("Map", 10, 1.0, node("Range", 10, 0.1), parallelism=4), 8, 40, {"Map": 100}),
+        # Nodes in one thread wait for each other; a prefetch starts another.
+        (IN_TURN, 8, 10 / 3, {"Shuffle": 10}),
+        (PREFETCHED, 8, 5, {"Shuffle": 10}),
+        # All stages share the pool.
+        (node("Two", 10, 1.0, ONE, parallelism=2), 2, 10, {"One": 20, "Two": 20}),
+        # Nested datasets run side by side.
+        (RECORDS, 8, 40, {}),
+    ],
+)
+def test_the_rate_is_what_the_shared_resources_admit(root, threads, rate, without):
+    found = limits(root, threads)
+    assert found.rate() == pytest.approx(rate)
+    assert {name: found.rate(name) for name in without} == pytest.approx(without)
 
 
-def test_a_prefetch_starts_a_thread():
-    found = limits(node("Batch", 10, 1.0, node("Prefetch", 10, 0.0, node("Shuffle", 10, 2.0))))
-    assert found.rate() == pytest.approx(5)
+def test_busy_is_the_share_of_its_own_calls():
+    assert limits(node("Map", 10, 1.0, parallelism=4)).busy_percent("Map", 20) == pytest.approx(50)
 
 
-def test_all_stages_share_the_pool():
-    found = limits(node("Two", 10, 1.0, node("One", 10, 1.0, parallelism=2), parallelism=2), threads=2)
-    assert found.rate() == pytest.approx(10)
-    assert found.rate("One") == found.rate("Two") == pytest.approx(20)
-
-
-def test_costs_are_told_by_the_example():
-    batches = node("Batch", 10, 0.0, node("Map", 80, 4.0, parallelism=1), ratio=8)
-    assert limits(batches, batch_size=8).pool.seconds["Map"] == pytest.approx(0.05)
-
-
-def test_what_a_filter_drops_costs_those_that_pass():
-    kept = node("Filter", 10, 0.0, node("Map", 40, 4.0, parallelism=1), ratio=None)
-    assert limits(kept).pool.seconds["Map"] == pytest.approx(0.4)
-
-
-def test_nested_datasets_run_side_by_side():
-    inner = node("Records", 10, 1.0)
-    found = limits(node("ParallelInterleaveV4", 10, 0.0, node("Range", 1, 0.0), inner, ratio=None, parallelism=4))
-    assert found.rate() == pytest.approx(40)
+@pytest.mark.parametrize(
+    ("root", "batch_size", "seconds"),
+    [
+        (node("Batch", 10, 0.0, node("Map", 80, 4.0, parallelism=1), ratio=8), 8, 0.05),
+        # What a filter drops costs those that pass.
+        (node("Filter", 10, 0.0, node("Map", 40, 4.0, parallelism=1), ratio=None), 1, 0.4),
+    ],
+)
+def test_costs_are_by_the_example(root, batch_size, seconds):
+    assert limits(root, batch_size=batch_size).pool.seconds["Map"] == pytest.approx(seconds)
 
 
 def test_a_fused_node_is_shared_out():
