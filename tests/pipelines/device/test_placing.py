@@ -1,22 +1,17 @@
 """What lies on the device: what was asked for, what cache="auto" puts there, and what is refused by name."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from unwrapped import unwrapped
 
 from tfopt.errors import DeviceMemoryError, PipelineError, UnsupportedError
-from tfopt.pipelines import (
-    CentralCrop,
-    RandomCrop,
-    Source,
-    build_pipeline,
-    per_batch,
-    plan_pipeline,
-)
+from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, per_batch, plan_pipeline
 from tfopt.pipelines.device import placing
 from tfopt.pipelines.device.device_stage import stage_of
-from tfopt.pipelines.device.placing import OnDevice
+from tfopt.pipelines.device.placing import OnDevice, find_obstacles
+from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.stages import arrangement
 
 X, Y = np.zeros((64, 128, 128), "float64"), np.arange(64)  # 8 MiB
@@ -28,11 +23,7 @@ def flip(x, y):
 
 
 def in_python(x, y):
-    return tf.py_function(lambda z: z, [x], x.dtype), y
-
-
-def endless():
-    return tf.data.Dataset.range(8).repeat()
+    return tf.ensure_shape(tf.py_function(lambda z: z, [x], x.dtype), x.shape), y
 
 
 @pytest.mark.parametrize(
@@ -52,11 +43,16 @@ def test_what_does_not_go_with_it_is_refused(options, text):
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize("found", ["an endless source", "a source of unknown length"])
-def test_the_number_of_examples_must_be_known(found):
-    dataset = endless() if "endless" in found else tf.data.Dataset.range(8).filter(lambda number: number > 1)
+@pytest.mark.parametrize(
+    ("found", "dataset"),
+    [
+        ("an endless source", lambda: tf.data.Dataset.range(8).repeat()),
+        ("a source of unknown length", lambda: tf.data.Dataset.range(8).filter(lambda number: number > 1)),
+    ],
+)
+def test_the_number_of_examples_must_be_known(found, dataset):
     with pytest.raises(ValueError, match=f"expects a known number of examples. Found {found}"):
-        plan_pipeline(Source(name="some", dataset=lambda: dataset), batch_size=4, cache="device")
+        plan_pipeline(Source(name="some", dataset=dataset), batch_size=4, cache="device")
 
 
 @pytest.mark.slow
@@ -89,16 +85,13 @@ def test_data_take_half_of_what_is_free(free_memory):
         return plan_pipeline((X, Y), batch_size=4, cache="device", device="/device:CPU:0")
 
     free_memory(17.0)
-    reason = plan().stage("cache").reason
-    assert reason == "asked for; 8.0 MiB, within half of the 17.0 MiB free on /device:CPU:0"
-    free_memory(15.0)
-    with pytest.raises(
-        DeviceMemoryError, match=r"8\.0 MiB are needed, and exceed half of the 15\.0 MiB free on /device:CPU"
-    ):
-        plan()
-    free_memory(None)
-    with pytest.raises(DeviceMemoryError, match="free on /device:CPU:0 is unknown"):
-        plan()
+    reason = "asked for; 8.0 MiB, within half of the 17.0 MiB free on /device:CPU:0"
+    assert plan().stage("cache").reason == reason
+    needed = r"8\.0 MiB are needed, and exceed half of the 15\.0 MiB free on /device:CPU"
+    for mib, text in ((15.0, needed), (None, "free on /device:CPU:0 is unknown")):
+        free_memory(mib)
+        with pytest.raises(DeviceMemoryError, match=text):
+            plan()
 
 
 @pytest.fixture
@@ -176,3 +169,48 @@ def test_what_is_free_on_a_gpu_is_what_tensorflow_does_not_use(monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: {"current": 30, "peak": 90})
     assert placing.free_bytes("/device:GPU:0") == 70
     assert placing.free_bytes("/device:CPU:0") == 16384.0 * 2**20
+
+
+BATCH = (tf.TensorSpec((4, 8, 8, 3), tf.uint8), tf.TensorSpec((4, 5)))
+
+
+def bicubic(x, y):
+    return tf.image.resize(x, (6, 6), "bicubic"), y
+
+
+def seeded(x, y, seed):
+    return tf.image.stateless_random_brightness(x, 0.1, seed), y
+
+
+@pytest.mark.parametrize(
+    ("function", "obstacle"),
+    [
+        (keras.layers.RandomBrightness(0.1), None),
+        (keras.Sequential([keras.layers.RandomFlip()]), None),
+        (keras.layers.RandomRotation(0.1), "supports_jit is False"),
+        (keras.Sequential([keras.layers.RandomTranslation(0.1, 0.1)]), "supports_jit is False"),
+        (keras.layers.MixUp(), "XLA has no StatelessRandomGammaV3"),  # although its supports_jit is True
+        (per_batch(seeded), None),
+        (per_batch(bicubic), "XLA has no ResizeBicubic"),
+        (per_batch(in_python), "XLA has no EagerPyFunc"),
+    ],
+)
+def test_what_xla_cannot_compile_is_named(function, obstacle):
+    assert find_obstacles(PipelineOptions(augment=function, cache="device"), BATCH) == (obstacle,)
+
+
+def test_each_function_is_given_what_the_ones_before_it_make():
+    shapes = []
+
+    def looking(x, y):
+        shapes.append(x.shape)
+        return x, y
+
+    options = PipelineOptions(augment=[per_batch(bicubic), per_batch(looking)], cache="device")
+    assert find_obstacles(options, BATCH) == ("XLA has no ResizeBicubic", None)
+    assert set(shapes) == {tf.TensorShape((4, 6, 6, 3))}
+
+
+def test_single_tensors_and_no_functions():
+    assert find_obstacles(PipelineOptions(), BATCH) == ()
+    assert find_obstacles(PipelineOptions(augment=per_batch(tf.abs)), tf.TensorSpec((4, 2))) == (None,)
