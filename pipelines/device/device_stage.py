@@ -20,7 +20,7 @@ from tfopt.pipelines.device.placing import OnDevice, is_gpu
 from tfopt.pipelines.shared.elements import element_of, first_line, pad_batch, without_autograph
 from tfopt.pipelines.shared.epochs import Epoch, Place, in_epochs
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.seeding import call_in_turn, in_batches, permutation, sequence, with_random_bits
+from tfopt.pipelines.shared.seeding import bits_from, call_in_turn, in_batches, permutation, sequence
 from tfopt.text import readable_bytes
 
 NOT_ATTACHED = (
@@ -178,6 +178,13 @@ def _elements(count: int, steps: int, options: PipelineOptions, device: str, set
     """Returns the dataset of what makes a batch: its indices, and random bits if a function of it takes a seed."""
     every_full = options.remainder == "drop" or count % options.batch_size == 0
 
+    def bits_left(epoch: Epoch) -> Any:
+        def drawn(first: Any, key: Any) -> Any:
+            return bits_from(int(first), max(steps - int(first), 0), key)
+
+        bits = tf.numpy_function(drawn, [epoch.batch, epoch.key("batch")], tf.int64, stateful=False)
+        return tf.ensure_shape(bits, [None])
+
     def of_epoch(epoch: Epoch) -> Any:
         skipped = epoch.batch * options.batch_size
         if options.shuffle:
@@ -186,7 +193,7 @@ def _elements(count: int, steps: int, options: PipelineOptions, device: str, set
             indices = sequence(count, skipped=skipped)
         elements = in_batches(indices, options.batch_size, full=every_full)
         if any(function.seeded for function in options.augmentations):
-            return with_random_bits(elements, epoch.key("batch"), skipped=epoch.batch)
+            return tf.data.Dataset.zip(elements, tf.data.Dataset.from_tensor_slices(bits_left(epoch)))
         return elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
 
     elements = in_epochs(place, of_epoch, length=steps).prefetch(tf.data.AUTOTUNE).with_options(settings)
