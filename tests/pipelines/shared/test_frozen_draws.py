@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from quick import first_quick
 
-from tfopt.pipelines import plan_pipeline
+from tfopt.pipelines import Source, plan_pipeline
 
 IMAGES = np.zeros((8, 4, 4, 3), np.float32)
 PYTHON, NUMPY, LEGACY = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
@@ -103,12 +103,28 @@ def test_every_build_finds_a_frozen_draw_and_puts_the_state_back(stage, kind):
     assert states() == before
 
 
-def test_a_draw_under_a_fresh_seed_each_time_is_refused_too():
-    def noisy(image):
-        return image + np.random.default_rng().random()
+TURNS = iter([tf.sin, tf.cos] * 2)
 
-    with pytest.raises(ValueError, match=r"Found the constant .* and then"):
-        plan(noisy)
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda image: image + np.random.default_rng().random(), "Found the constant .* and then"),
+        (lambda image: next(TURNS)(image), r"Found an operation (Sin|Cos) and then an operation (Sin|Cos)"),
+    ],
+    ids=["fresh seed", "another branch"],
+)
+def test_traces_that_differ_are_refused_without_a_generator(function, found):
+    with pytest.raises(ValueError, match=found):
+        plan(function)
+
+
+def test_a_frozen_draw_beside_a_seed_or_in_a_decode_is_refused():
+    with pytest.raises(ValueError, match="Expected 'augment' to be the same"):
+        plan(lambda image, *, seed: by_numpy(tf.image.stateless_random_flip_left_right(image, seed)))
+    source = Source(name="noisy", dataset=lambda: tf.data.Dataset.from_tensor_slices(IMAGES), decode=by_numpy)
+    with pytest.raises(ValueError, match="Expected 'decode' to be the same"):
+        plan_pipeline(source, batch_size=2)
 
 
 def fixed_table(image):
@@ -139,11 +155,25 @@ def by_keras(image):
     return image + keras.random.normal((3,))  # Keras draws the seed of its global generator once
 
 
+def builds_a_layer(image):
+    return DENSE(image)
+
+
+def makes_layers(image):
+    image = keras.layers.Rescaling(1 / 255)(image)  # of another name in each trace
+    tf.debugging.assert_less(image, 5.0)
+    return image
+
+
+DENSE = keras.layers.Dense(2)
+QUIET = [fixed_table, seeded_table, kept_table, in_python, by_keras, builds_a_layer, makes_layers]
+
+
 def reached_only(image):
     return image + 0 * len((PYTHON, NUMPY, LEGACY, HELPERS))
 
 
-@pytest.mark.parametrize("function", [fixed_table, seeded_table, kept_table, in_python, by_keras, reached_only])
+@pytest.mark.parametrize("function", [*QUIET, reached_only, keras.layers.RandomFlip(seed=1)])
 def test_constants_and_draws_at_run_time_are_no_false_alarm(function):
     keras.utils.clear_session(free_memory=False)
     table.cache_clear()
