@@ -44,21 +44,23 @@ class Facts:
     """What the decisions rest on."""
 
     source: Source  # where several processes train together, the part this one reads
-    part: Part | None  # which part that is; None if this process reads everything
+    part: Part | None = None  # which part that is; None if this process reads everything
     count: int | None  # examples of `source`; None if unknown
     used: int | None  # examples to read: without a shuffle, not those that fill no batch and would always be dropped
     steps: int | None  # batches per epoch; None if unknown or endless
     last_batch: tuple[Remainder, str]  # what becomes of a smaller one, and why
-    mixed: bool  # whether each epoch is shuffled as a whole, so that a dropped remainder consists of others each time
+    mixed: bool = (
+        False  # whether each epoch is shuffled as a whole, so that a dropped remainder consists of others each time
+    )
     infinite: bool  # whether the source never ends
     in_source: list[Finding]  # in the source's dataset and its `decode`
-    doubt: str  # why what a cache would hold may come out differently later; "" if it will not
+    doubt: str = ""  # why what a cache would hold may come out differently later; "" if it will not
     traced: Traced
     sample: Sample
-    check: ShapeCheck | None  # of examples; None if TensorFlow knows their shapes
-    raw_examples: bool  # whether raw elements are examples: nothing decodes, crops or transforms them
-    by_batch: bool  # whether `decode_batch` is quicker for these examples than `decode`
-    pinned: bool  # whether batches are worth the map-and-batch that makes them in memory pinned for the GPU
+    check: ShapeCheck | None = None  # of examples; None if TensorFlow knows their shapes
+    raw_examples: bool = True  # whether raw elements are examples: nothing decodes, crops or transforms them
+    by_batch: bool = False  # whether `decode_batch` is quicker for these examples than `decode`
+    pinned: bool = False  # whether batches are worth the map-and-batch that makes them in memory pinned for the GPU
 
     def traced_again(self, options: PipelineOptions) -> "Facts":
         """Returns the facts with the functions up to `transform` traced now: what they read may have changed."""
@@ -121,21 +123,14 @@ def inspect_loader(source: Source, options: PipelineOptions) -> Facts:
     refuse_draws(options, in_source, [], traced.in_augment)
     return Facts(
         source=source,
-        part=None,
         count=count,
         used=count,
         steps=count,
         last_batch=("keep", "the loader makes the batches"),
-        mixed=False,
         infinite=infinite,
         in_source=in_source,
-        doubt="",
         traced=traced,
         sample=take_sample(source, options, traced),
-        check=None,
-        raw_examples=True,
-        by_batch=False,
-        pinned=False,
     )
 
 
@@ -194,8 +189,11 @@ def _concluded(
     left_out = None if count is None and not infinite else tail
     last_batch = choose_remainder(options, count, left_out, mixed=mixed) if part is None else part.last_batch
     drops = last_batch[0] == "drop"
-    if part is None and count is not None and drops:
-        _expect_a_batch(source.name, count, options.batch_size)
+    if part is None and count is not None and drops and count < options.batch_size:
+        raise PipelineError(
+            f"Expected at least batch_size={options.batch_size} examples with remainder='drop'. {source.name} has "
+            f"{count}: there would be zero steps. Pass a smaller batch_size, or remainder='keep'."
+        )
     findings = in_source + traced.in_transform
     drops_tail = drops and not options.shuffle and options.service is None
     steps = None if count is None else (count - tail) // options.batch_size + (tail > 0 and not drops)
@@ -225,14 +223,6 @@ def _concluded(
         by_batch=source.decode_batch is not None and not pinned,
         pinned=pinned,
     )
-
-
-def _expect_a_batch(name: str, count: int, batch_size: int) -> None:
-    if count < batch_size:
-        raise PipelineError(
-            f"Expected at least batch_size={batch_size} examples with remainder='drop'. {name} has {count}: there "
-            "would be zero steps. Pass a smaller batch_size, or remainder='keep'."
-        )
 
 
 def _tail(options: PipelineOptions, part: Part | None, count: int | None) -> int:
