@@ -110,15 +110,14 @@ def _place_on_device(options: PipelineOptions, facts: Facts) -> OnDevice:
         raise ValueError(f"cache='device' expects {expected}. Found {found}. {remedy}")
     device = choose_device(options.device, facts.traced.examples.element_spec)[0] or _HOST
     size = _size(facts)
-    reason = _shortage(device, size, _ASKED_SHARE)
-    if reason:
+    fits, reason = _room(device, size, _ASKED_SHARE)
+    if not fits:
         raise DeviceMemoryError(
             f"Expected data that fit on the device, for cache='device'. {reason}. Make the examples smaller in "
             "`transform` (images as uint8), or pass cache='auto'."
         )
-    reason = f"asked for; {_fits(device, size, _ASKED_SHARE)}"
     obstacles = find_obstacles(options, _full_batch(options, facts))
-    return OnDevice(device=device, bytes=size, reason=reason, only=True, obstacles=obstacles)
+    return OnDevice(device=device, bytes=size, reason=f"asked for; {reason}", only=True, obstacles=obstacles)
 
 
 def _place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevice | str:
@@ -139,8 +138,8 @@ def _place_beside(options: PipelineOptions, facts: Facts, device: str) -> OnDevi
     for expected, found, _ in _conflicts(options, facts):
         return f"expects {expected}; found {found}"
     size = _size(facts)
-    reason = _shortage(device, size, _AUTO_SHARE)
-    return reason or OnDevice(device=device, bytes=size, reason=_fits(device, size, _AUTO_SHARE), only=False)
+    fits, reason = _room(device, size, _AUTO_SHARE)
+    return OnDevice(device=device, bytes=size, reason=reason, only=False) if fits else reason
 
 
 def find_obstacles(options: PipelineOptions, spec: Any) -> tuple[str | None, ...]:
@@ -202,19 +201,15 @@ def _size(facts: Facts) -> float:
     return (facts.count or 0) * facts.sample.example_bytes
 
 
-def _fits(device: str, size: float, share: int) -> str:
-    free = readable_bytes(free_bytes(device) or 0)
-    return f"{readable_bytes(size)}, within {_SHARES[share]} of the {free} free on {device}"
-
-
-def _shortage(device: str, size: float, share: int) -> str:
-    """Returns why the data do not fit on the device, or ""."""
-    needed, free = f"{readable_bytes(size)} are needed", free_bytes(device)
+def _room(device: str, size: float, share: int) -> tuple[bool, str]:
+    """Returns whether data fit in a share of what is free on a device, and why."""
+    free, needed = free_bytes(device), readable_bytes(size)
     if free is None:
-        return f"{needed}, and what is free on {device} is unknown"
+        return False, f"{needed} are needed, and what is free on {device} is unknown"
+    part = f"{_SHARES[share]} of the {readable_bytes(free)} free on {device}"
     if size > free / share:
-        return f"{needed}, and exceed {_SHARES[share]} of the {readable_bytes(free)} free on {device}"
-    return ""
+        return False, f"{needed} are needed, and exceed {part}"
+    return True, f"{needed}, within {part}"
 
 
 def _canonical(device: str) -> str:

@@ -207,35 +207,30 @@ def _with_model(dataset: Any) -> Any:
 
 
 def _run(dataset: Any, seconds: float, *, later: bool) -> Run:
+    start, cpu_start = time.perf_counter(), time.process_time()
+    counted: list[tuple[float, int]] = []  # when a batch came, in seconds from the start, and its examples
+    ended = False
     try:
-        return _measure(dataset, seconds, later=later)
+        iterator = iter(dataset)
+        with _NodeSampler(iterator) as sampler:
+            for batch in iterator:
+                taken = time.perf_counter() - start
+                counted.append((taken, _examples_in(batch)))
+                if taken >= seconds and (len(counted) >= _FEWEST_BATCHES or taken >= _LONGEST * seconds):
+                    break
+            else:
+                ended = True
     except tf.errors.OpError as error:
         raise PipelineError(
             f"Expected a pipeline that runs. Found that it fails while it is profiled: {error.message} "
             "Iterate over it without the profiler to see the same, and fix what it names."
         ) from error
-
-
-def _measure(dataset: Any, seconds: float, *, later: bool) -> Run:
-    start, cpu_start = time.perf_counter(), time.process_time()
-    iterator = iter(dataset)
-    counted: list[tuple[float, int]] = []  # when a batch came, and its examples
-    ended = False
-    with _NodeSampler(iterator) as sampler:
-        for batch in iterator:
-            counted.append((time.perf_counter(), _examples_in(batch)))
-            taken = counted[-1][0] - start
-            if taken >= seconds and (len(counted) >= _FEWEST_BATCHES or taken >= _LONGEST * seconds):
-                break
-        else:
-            ended = True
     cpu_seconds = time.process_time() - cpu_start
     examples = sum(number for _, number in counted)
-    taken = counted[-1][0] - start if counted else 0.0
+    taken = counted[-1][0] if counted else 0.0
     # Making the iterator and filling a shuffle are left out.
-    steady = len(counted) > 1 and counted[-1][0] > counted[0][0]
-    since, before = counted[0] if steady else (start, 0)
-    speed = (examples - before) / (counted[-1][0] - since) if counted else 0.0
+    since, before = counted[0] if len(counted) > 1 and taken > counted[0][0] else (0.0, 0)
+    speed = (examples - before) / (taken - since) if counted else 0.0
     return Run(sampler.tree(), len(counted), examples, taken, speed, cpu_seconds, ended, later)
 
 
