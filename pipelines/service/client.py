@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfopt.errors import PipelineError
 from tfopt.pipelines.service.process import relay_to
 from tfopt.pipelines.service.relay import find_workers
-from tfopt.pipelines.shared.nondeterminism import Finding, lineage
+from tfopt.pipelines.shared.nondeterminism import Finding, lineage, runs_python
 from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.sources.parts import Part
 from tfopt.pipelines.sources.source import Source
@@ -71,15 +71,14 @@ def refuse_unserved(
     for stage, findings in (("source", in_source), ("transform", in_transform), ("augment", served)):
         for found in findings:
             if found.kind in ("opaque", "reading", "assigning"):
-                what = "calls Python" if found.kind == "opaque" else "holds a variable or a table"
-                _refuse(
-                    "functions of TensorFlow operations only",
-                    f"{found} in the {stage}, which {what}",
-                    "that stays in this process",
-                    "a source of files, such as write_records makes, and functions without Python calls",
+                _refuse_staying(
+                    f"{found} in the {stage}, which "
+                    f"{'calls Python' if found.kind == 'opaque' else 'holds a variable or a table'}"
                 )
     read = source.shuffled(None) if options.shuffle and source.shuffled is not None else source.dataset()
     for stage in lineage(read):
+        if runs_python(stage):
+            _refuse_staying(f"{source.name}, which calls Python")
         name = type(stage).__name__.removeprefix("_").removesuffix("Dataset").removesuffix("Dataset")
         if name in _POSITIONAL:
             _refuse(
@@ -91,6 +90,15 @@ def refuse_unserved(
     if source.resident and decoded_bytes > _GRAPH_BYTES:
         size = f"{decoded_bytes / 2**30:.1f} GiB"
         _refuse("arrays below 2 GiB", size, "they are sent in one message", "files of write_records")
+
+
+def _refuse_staying(found: str) -> NoReturn:
+    _refuse(
+        "functions of TensorFlow operations only",
+        found,
+        "that stays in this process",
+        "a source of files, such as write_records makes, and functions without Python calls",
+    )
 
 
 def describe_service(options: PipelineOptions, part: Part | None) -> str:

@@ -1,8 +1,9 @@
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines import build_pipeline, plan_pipeline
+from tfopt.pipelines import build_pipeline, hdf5, plan_pipeline
 from tfopt.pipelines.service import client
 
 ROWS = np.arange(100)
@@ -49,6 +50,14 @@ GENERATED = tf.data.Dataset.from_generator(lambda: iter(range(3)), output_signat
 def test_what_a_service_cannot_run_is_refused(data, options, found):
     with pytest.raises(ValueError, match=rf"tf\.data service expects .*{found}.*What to do"):
         plan_pipeline(data, batch_size=2, service=NOWHERE, **options)
+
+
+def test_sources_that_python_reads_are_refused(tmp_path):
+    """They promise TensorFlow that they keep no state, and so are none of its opaque operations."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["rows"] = ROWS
+    with pytest.raises(ValueError, match=r"tf\.data service expects .*rows\.h5, which calls Python"):
+        plan_pipeline(hdf5(tmp_path / "rows.h5", "rows"), batch_size=2, service=NOWHERE)
 
 
 def test_large_arrays_are_refused(monkeypatch):
