@@ -31,11 +31,8 @@ class Cached:
     batch_size: int
     at_once: int  # examples that wait for each other, to be written together
 
-    def by_position(self, begin: Begin, positions: Callable[[Any], Any], length: int | None) -> Any:
-        """Returns the examples at the positions that a function gives for each epoch; the source has them by `at`.
-
-        `length` is that of a whole epoch; None if unknown.
-        """
+    def by_position(self, begin: Begin, positions: Callable[[Any], Any]) -> Any:
+        """Returns the examples at the positions that a function gives for each epoch; the source has them by `at`."""
 
         def reading(epoch: Any) -> Any:
             chosen = positions(epoch)
@@ -46,9 +43,9 @@ class Cached:
 
             return self._reading(lambda held: chosen, missed)
 
-        return self._in_epochs(begin, reading, length)
+        return self._in_epochs(begin, reading)
 
-    def in_order(self, begin: Begin, order: Callable[[Any, Any], Any], length: int | None) -> Any:
+    def in_order(self, begin: Begin, order: Callable[[Any, Any], Any]) -> Any:
         """Returns the examples in the order into which a function brings a dataset of any elements in an epoch."""
 
         def reading(epoch: Any) -> Any:
@@ -57,12 +54,10 @@ class Cached:
 
             return self._reading(lambda held: order(tf.data.Dataset.range(held), epoch), missed)
 
-        return self._in_epochs(begin, reading, length)
+        return self._in_epochs(begin, reading)
 
-    def _in_epochs(self, begin: Begin, reading: Callable[[Any], Any], length: int | None) -> Any:
-        if self.rows.size is None:
-            return begin(reading, length, ends=True)
-        return from_batches(begin(reading, None, ends=True), length, may_be_less=True)
+    def _in_epochs(self, begin: Begin, reading: Callable[[Any], Any]) -> Any:
+        return begin(reading) if self.rows.size is None else from_batches(begin(reading), None)
 
     def _reading(self, positions: Callable[[Any], Any], missed: Callable[[Any], Any]) -> Any:
         """Returns examples, many at once if they have one shape.

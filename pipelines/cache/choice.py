@@ -220,7 +220,7 @@ def _probe(folder: Path, examples: Any, each_bytes: float) -> tuple[float, float
         )
         examples_again = few.repeat(repeats)
         probe = Cached(store, examples_again, None, lambda elements: elements, Rows(few.element_spec), total, total)
-        dataset = probe.in_order(lambda made, *_, **__: made(None), lambda elements, _: elements, total)
+        dataset = probe.in_order(lambda made: made(None), lambda elements, _: elements)
         _seconds_each(dataset, total)
         if read_index(store.path) is None:
             raise OSError(f"{path} could not be written")

@@ -31,7 +31,7 @@ FORMAT = 6  # of the files; a new number gives new keys
 ROWS, TABLE, INDEX = "rows", "table", "index.json"
 _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"
-_TABLE_ROW = 24  # bytes
+TABLE_ROW = 24  # bytes of an example, in the table and in memory
 _CALL_BYTES = 4096
 _SPARE = 0.05  # share of the disk left to others
 
@@ -94,19 +94,20 @@ class Writer:
             more = np.zeros((2 * int(positions.max()), 3), np.int64)
             more[: len(self._table)] = self._table
             self._table = more
+        positions, places = np.unique(positions, return_index=True)  # a mixture may read a part several times
         new = self._table[positions, 1] == 0
-        rows, positions = rows[new], positions[new]
+        rows, sums, positions = rows[places[new]], sums[places[new]], positions[new]
         lengths = [rows.shape[1]] * len(rows) if rows.ndim > 1 else list(map(len, rows))
         ends = self._end + np.cumsum(lengths, dtype=np.int64)
         self._file.write(rows.data if rows.ndim > 1 else b"".join(rows))
-        self._table[positions] = np.stack([ends - lengths, ends, sums[new].view(np.int64)[:, 0]], axis=1)
+        self._table[positions] = np.stack([ends - lengths, ends, sums.view(np.int64)[:, 0]], axis=1)
         self._written += len(rows)
         self._end += sum(lengths)
 
     @property
     def size(self) -> int:
         """Bytes that it takes on disk."""
-        return self._end + _TABLE_ROW * self._written
+        return self._end + TABLE_ROW * self._written
 
     def is_whole(self, *, ended: bool = False) -> bool:
         """Whether all examples are written; if their number is not known, only once the source has `ended`."""

@@ -20,7 +20,7 @@ from tfopt.pipelines.device.placing import OnDevice, is_gpu
 from tfopt.pipelines.shared.elements import element_of, first_line, pad_batch, without_autograph
 from tfopt.pipelines.shared.epochs import Epoch, Place, in_epochs
 from tfopt.pipelines.shared.options import PipelineOptions, StageFunction
-from tfopt.pipelines.shared.seeding import bits_from, call_in_turn, in_batches, permutation, sequence
+from tfopt.pipelines.shared.seeding import bits_from, call_in_turn, in_batches, of_length, permutation, sequence
 from tfopt.text import readable_bytes
 
 NOT_ATTACHED = (
@@ -196,7 +196,7 @@ def _elements(count: int, steps: int, options: PipelineOptions, device: str, set
             return tf.data.Dataset.zip(elements, tf.data.Dataset.from_tensor_slices(bits_left(epoch)))
         return elements.map(without_autograph(lambda indices: (indices,)), num_parallel_calls=1)
 
-    elements = in_epochs(place, of_epoch, length=steps).prefetch(tf.data.AUTOTUNE).with_options(settings)
+    elements = of_length(in_epochs(place, of_epoch), steps).prefetch(tf.data.AUTOTUNE).with_options(settings)
     return copy_ahead(elements, device, steps) if is_gpu(device) else elements
 
 

@@ -14,7 +14,6 @@ from tfopt.pipelines.shared.seeding import (
     PARTS,
     in_batches,
     many_at_once,
-    of_length,
     permutation,
     shuffle,
     steps_of,
@@ -243,8 +242,6 @@ def in_epochs(
     made: Callable[[Epoch], Any],
     *,
     begins: bool = True,
-    length: int | None = None,
-    ends: bool = False,
     outside: Sequence[Any] = (),
 ) -> Any:
     """Returns a dataset of which each iteration is what a function makes of its epoch.
@@ -256,9 +253,6 @@ def in_epochs(
         made: Called once, in a graph.
         begins: Whether an iteration begins here, and takes its position with its first element. Otherwise it is that of
             the iteration that began last, so something before must have begun it by then.
-        length: Elements of a whole epoch, which is less if it begins in its middle; None if unknown. Keras takes the
-            steps of all epochs from the dataset.
-        ends: Whether the end of the data matters, which is otherwise not asked for.
         outside: Datasets that the function reads, and does not make.
     """
     around, keys = tf.__internal__.autograph.control_status_ctx(), Keys()
@@ -278,7 +272,7 @@ def in_epochs(
     taken = tf.data.Dataset.range(1).map(without_autograph(lambda first: _called(take, first)))
     dataset = taken.flat_map(epoch)
     dataset._inputs = lambda: [taken, *outside]  # for those who look for functions
-    return dataset if length is None else of_length(dataset, length, ends=ends)
+    return dataset
 
 
 def in_chunks(place: Place, chunk: Callable[[Position, int], Any], chunks: int, *, begins: bool) -> Any:

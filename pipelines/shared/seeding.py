@@ -95,8 +95,8 @@ def bits_from(first: int, count: int, key: Any) -> Any:
     return (generator.random_raw(within + count)[within:] >> np.uint64(32)).astype(np.int64)
 
 
-def from_batches(batches: Any, count: Any, *, may_be_less: bool = False) -> Any:
-    """Returns the dataset of the `count` elements in batches of any length; None if it is unknown.
+def from_batches(batches: Any, count: Any) -> Any:
+    """Returns the dataset of the `count` elements in batches of any length; None if it is unknown, or may be less.
 
     `in_batches` makes others of these, with no step per element.
     """
@@ -105,10 +105,7 @@ def from_batches(batches: Any, count: Any, *, may_be_less: bool = False) -> Any:
         made = in_single_examples(batches) if size is None else _rebatched(batches, size, full=full)
         if count is None:
             return made
-        steps = steps_of(count, size or 1, full=full)
-        if may_be_less:
-            return of_length(made, steps)
-        return made.apply(tf.data.experimental.assert_cardinality(steps))
+        return made.apply(tf.data.experimental.assert_cardinality(steps_of(count, size or 1, full=full)))
 
     return many_at_once(cut)
 
@@ -196,7 +193,7 @@ def in_turns(turns: Any, datasets: Sequence[Any]) -> Any:
 def of_length(dataset: Any, length: int | None, *, ends: bool = False) -> Any:
     """Returns a dataset that says this of its length, None for unknown, and may end before.
 
-    `ends` has it ask for the end of the data.
+    `ends` has it ask for the end of the data. For batches: what it does takes too long for each example.
     """
     turns = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
     if length is None:

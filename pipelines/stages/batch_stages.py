@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfopt.hardware import host
 from tfopt.pipelines.cache.choice import CacheChoice
+from tfopt.pipelines.cache.folder import TABLE_ROW
 from tfopt.pipelines.device.placing import OnDevice
 from tfopt.pipelines.inspection.facts import MIB, Facts
 from tfopt.pipelines.service.client import describe_service, from_service
@@ -58,9 +59,9 @@ class Batch(Stage):
             flow.dataset = elements.padded_batch(self.size, drop_remainder=full, name="batch")
         else:
             flow.dataset = in_batches(elements, self.size, full=full)
-        if flow.is_moved and not full:
-            # Hides the size of a batch from strategies, which would divide a smaller last one unevenly.
-            flow.dataset = of_length(flow.dataset, self.length)
+        if flow.is_moved:
+            # Hides the size of a batch from strategies, too, which would divide a smaller last one unevenly.
+            flow.dataset = of_length(flow.dataset, self.length, ends=flow.ends)
         flow.dataset._batch_size = tf.constant(self.size, tf.int64)  # for those who ask the stages
 
     def _bucketed(self, flow: Flow, batches: Any) -> Any:
@@ -70,7 +71,7 @@ class Batch(Stage):
         # Numbers below zero stand beside those that are left out.
         numbered = flow.beside(batches, lambda epoch: tf.data.Dataset.range(-(epoch.batch % flow.window), tf.int64.max))
         kept = numbered.filter(without_autograph(lambda _, number: number >= 0))
-        return of_length(kept.map(_FIRST), self.length, ends=True)
+        return kept.map(_FIRST)
 
     def summary(self) -> dict[str, Any]:
         """Returns the number of steps, and the lengths that `bucket` chose."""
@@ -381,6 +382,7 @@ def find_held_mib(
     if cache.on == "memory" and cache.bytes is None:
         return None
     cached = cache.bytes / MIB if in_memory and cache.bytes is not None else 0.0
+    cached += TABLE_ROW * (facts.count or 0) / MIB if cache.folder is not None else 0.0
     element = sample.raw_bytes if shuffle.first else max(sample.decoded_bytes, sample.example_bytes)
     element = 0.0 if shuffle.drawn else element  # positions
     shuffled = 0.0 if whole else shuffle.buffer * max(element, SMALL_BYTES) / MIB

@@ -9,6 +9,7 @@ from tfopt.pipelines.cache.choice import CacheChoice, reads_by_position
 from tfopt.pipelines.device.placing import choose_placement
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.options import PipelineOptions
+from tfopt.pipelines.shared.seeding import of_length
 from tfopt.pipelines.sources.source import Source
 from tfopt.pipelines.stages.batch_stages import (
     Batch,
@@ -48,7 +49,8 @@ class MadeBatches(Batch):
     """The loader's batches, unchanged."""
 
     def apply(self, flow: Flow) -> None:
-        """Does nothing."""
+        """Says how many there are; a loader is asked for its end."""
+        flow.dataset = of_length(flow.flush(), self.length, ends=True)
 
 
 def choose_options(source: Source, asked: PipelineOptions, given: Mapping[str, Any]) -> PipelineOptions:

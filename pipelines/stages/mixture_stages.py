@@ -94,8 +94,7 @@ class Mixture(Stage):
 
     def apply(self, flow: Flow) -> None:
         """Takes examples of the parts in turn."""
-        end = tf.data.INFINITE_CARDINALITY if self.facts.infinite else self.facts.count
-        flow.dataset = flow.begin(partial(self._mixed, flow.parts), end, ends=True)
+        flow.dataset = flow.begin(partial(self._mixed, flow.parts))
 
     def _mixed(self, flows: Sequence[Flow], epoch: Epoch) -> Any:
         """Returns the examples of an epoch."""

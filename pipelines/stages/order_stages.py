@@ -15,7 +15,6 @@ from tfopt.pipelines.shared.options import PipelineOptions
 from tfopt.pipelines.shared.seeding import (
     either,
     from_batches,
-    of_length,
     part_seed,
     permutation,
     permuted,
@@ -60,17 +59,14 @@ class Read(Stage):
         elif source.at is not None and self.permuted:
             flow.dataset = source.at(self._order(flow))
         elif source.pools is not None and self.permuted:
-            count = self.count if flow.epoch is None else None
-            flow.dataset = from_batches(source.pools.read(flow.begin(_drawn, None)), count, may_be_less=True)
+            flow.dataset = from_batches(source.pools.read(flow.begin(_drawn)), None)
         elif not self.ordered or flow.is_served:
             flow.dataset = self._in_order(flow)
         elif source.at is not None and source.resident and self.used is not None:
             flow.dataset = source.at(self._numbers(flow))
         else:
             whole = self._in_order(flow)
-            flow.dataset = flow.begin(partial(self._from_position, whole), _length(whole), ends=True)
-        if source.at is not None and self.used is not None and _length(flow.dataset) is None and flow.epoch is None:
-            flow.dataset = of_length(flow.dataset, self.used, ends=True)
+            flow.dataset = flow.begin(partial(self._from_position, whole))
 
     def _order(self, flow: Flow) -> Any:
         """Returns which elements are read in each epoch, in random order."""
@@ -82,10 +78,10 @@ class Read(Stage):
                 start = replace(flow.place.position, epoch=0)
                 return tf.data.Dataset.from_tensor_slices(self.balance.order(start))
         if self.permuted == "behind":
-            return flow.begin(self._behind, count)
+            return flow.begin(self._behind)
         if flow.epoch is None:
             return flow.begin_numbers(lambda start: permuted(count, Draw("files").key(start)), count)
-        return flow.begin(partial(_permutation, count), count)
+        return flow.begin(partial(_permutation, count))
 
     def _behind(self, epoch: Epoch) -> Any:
         order = permutation(self.count or 0, epoch.lasting_key("mix"))
@@ -97,7 +93,7 @@ class Read(Stage):
         count = self.used or 0
         if flow.epoch is None:
             return flow.begin_numbers(lambda _: np.arange(count), count)
-        return flow.begin(partial(_sequence, count), count)
+        return flow.begin(partial(_sequence, count))
 
     def _in_order(self, flow: Flow) -> Any:
         """Returns the elements in the source's own order, or that in which it reads its parts."""
@@ -174,21 +170,18 @@ class Shuffle(Stage):
         shuffles = self.buffer and not self.drawn
         if cached is not None:
             flow.cached = None
-            count = cached.store.count
-            length = count if flow.epoch is None else None  # a part of a mixture may be read several times
             if cached.at is None:
-                flow.dataset = cached.in_order(flow.begin, self._shuffled if shuffles else _again, length)
+                flow.dataset = cached.in_order(flow.begin, self._shuffled if shuffles else _again)
             else:
-                drawn = partial(_permutation if self.buffer else _sequence, count)
-                flow.dataset = cached.by_position(flow.begin, drawn, length)
+                drawn = _permutation if self.buffer else _sequence
+                flow.dataset = cached.by_position(flow.begin, partial(drawn, cached.store.count))
             return
         if flow.is_served:
             flow.dataset = shuffle_anew(elements, self.buffer) if shuffles else elements
         elif shuffles:
-            # Where the first epoch is not shuffled, no buffer asks for the end.
-            flow.dataset = flow.begin(partial(self._shuffled, elements), _length(elements), ends=self.rests)
+            flow.dataset = flow.begin(partial(self._shuffled, elements))
         elif not flow.has_begun:
-            flow.dataset = flow.begin(partial(_again, elements), _length(elements), ends=True)
+            flow.dataset = flow.begin(partial(_again, elements))
 
     def _shuffled(self, elements: Any, epoch: Epoch) -> Any:
         # One more than there may be, so that the end is asked for: a cache in memory is whole only then.

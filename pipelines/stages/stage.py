@@ -94,6 +94,7 @@ class Flow:
     endings: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     check: ShapeCheck | None = None  # what the next map ends with
     has_begun: bool = False  # whether a stage has decided the order
+    ends: bool = False  # whether the end of the data matters, as to a cache in memory: it is whole only then
     _functions: list[StageFunction] = field(default_factory=list)  # of the next map
     _draws: str = ""  # by which key these draw
     _at_once: int | None = None  # how many examples these take, if not one
@@ -133,19 +134,16 @@ class Flow:
             return numbers[skipped:-1] if number == 0 else numbers[-1:] if skipped < count else numbers[:0]
 
         chunks = in_chunks(self.place, chunk, 2, begins=True)
-        return from_batches(chunks, count, may_be_less=True)
+        return from_batches(chunks, None)
 
-    def begin(self, made: Callable[[Epoch], Any], length: int | None, *, ends: bool = False) -> Any:
-        """Returns the dataset of what a function makes of each epoch, by the stage that decides the order.
+    def begin(self, made: Callable[[Epoch], Any]) -> Any:
+        """Returns the dataset of what a function makes of each epoch, by the stage that decides the order."""
+        self.has_begun = self.ends = True
+        return self._in_epochs(made, begins=True)
 
-        `length` and `ends` are those of `in_epochs`.
-        """
-        self.has_begun = True
-        return self._in_epochs(made, begins=True, length=length, ends=ends)
-
-    def go_on(self, made: Callable[[Epoch], Any], length: int | None = None) -> Any:
+    def go_on(self, made: Callable[[Epoch], Any]) -> Any:
         """Returns the same, by another stage: one after it, or one from which it reads."""
-        return self._in_epochs(made, begins=False, length=length, ends=True)
+        return self._in_epochs(made, begins=False)
 
     def beside(self, dataset: Any, made: Callable[[Epoch], Any]) -> Any:
         """Pairs elements with those that a function makes of their epoch, which begins with the first of `dataset`.
@@ -154,7 +152,7 @@ class Flow:
         """
         return tf.data.Dataset.zip(dataset, self.go_on(made))
 
-    def _in_epochs(self, made: Callable[[Epoch], Any], **options: Any) -> Any:
+    def _in_epochs(self, made: Callable[[Epoch], Any], *, begins: bool) -> Any:
         if self.epoch is not None:
             return made(self.epoch)
 
@@ -162,7 +160,7 @@ class Flow:
             return made(replace(epoch, readings=Readings(self.skipped(epoch.batch))))
 
         self.outside += [flow.dataset for flow in (self, *self.parts) if flow.dataset is not None]
-        return in_epochs(self.place, from_position, outside=self.outside, **options)
+        return in_epochs(self.place, from_position, begins=begins, outside=self.outside)
 
     def call(self, function: StageFunction, draws: str) -> None:
         """Adds a function to the map that calls those which draw by one key."""
@@ -257,7 +255,9 @@ class _Map:
             return bits_from(skipped + number * _BITS, _BITS, draw.key(position))
 
         bits = in_single_examples(in_chunks(self.flow.place, chunk, 2**40, begins=False))
-        return tf.data.Dataset.zip(dataset, of_length(bits, int(tf.data.INFINITE_CARDINALITY)))
+        # The length of batches is known, and must stay so.
+        bits = of_length(bits, int(tf.data.INFINITE_CARDINALITY)) if by_batch else bits
+        return tf.data.Dataset.zip(dataset, bits)
 
     @property
     def _name(self) -> str:
@@ -283,10 +283,8 @@ class _MapChunks:
         parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic}
         chunks = chunks.map(called, **parallel, name=_joined(self.functions))
         examples = in_single_examples(chunks, _joined(self.functions))
-        if count < 0:
+        if count < 0 or self.flow.has_begun:  # perhaps in the middle
             return examples
-        if self.flow.has_begun:  # perhaps in the middle
-            return of_length(examples, count, ends=True)
         return examples.apply(tf.data.experimental.assert_cardinality(count))
 
 

@@ -45,7 +45,7 @@ def opened(folder, count, spec, prepare, batch_size=10, at_once=10):
     """A dataset of cached examples of the rows below `count`, in their order."""
     store = Store(folder, lambda: "tfopt-" + "0" * 64, count=count, expected_bytes=None, limit_bytes=None, what="")
     cached = Cached(store, tf.data.Dataset.range(count), None, prepare, Rows(spec), batch_size, at_once)
-    return cached.in_order(lambda made, *_, **__: made(None), lambda elements, _: elements, count)
+    return cached.in_order(lambda made: made(None), lambda elements, _: elements)
 
 
 @pytest.mark.parametrize("parts", TOGETHER, ids="-".join)
