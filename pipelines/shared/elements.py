@@ -35,6 +35,9 @@ def element_of(arguments: tuple[Any, ...], spec: Any) -> Any:
 def in_single_examples(batches: Any, name: str | None = None) -> Any:
     """Returns the dataset of the examples in a dataset of batches."""
     spec = batches.element_spec
+    leaves = tf.nest.flatten(spec)
+    if all(isinstance(leaf, tf.TensorSpec) and leaf.shape[1:].num_elements() for leaf in leaves):
+        return batches.unbatch(name)  # sets up no function
 
     @without_autograph
     def spread(*batch: Any) -> Any:
