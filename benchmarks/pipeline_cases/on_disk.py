@@ -51,7 +51,7 @@ def cache(kind, first, folder, scale):
         name=f"disk cache, {kind.__name__} rows{', first epoch' * first}",
         question=f"A cache on disk of {count:,} {rows}, {epochs}",
         timed="first epoch" if first else "epoch",
-        goal=at_most(1.3) if first else at_least(0.8),
+        goal=at_most(1.3) if first else at_least(1.0),
         ways=[
             Way(
                 name=TFOPT,

@@ -33,6 +33,7 @@ _KEY = re.compile("tfopt-[0-9a-f]{64}")
 _WRITING, _LOCK = ".writing-", ".lock"
 TABLE_ROW = 24  # bytes of an example, in the table and in memory
 _CALL_BYTES = 4096
+_ALIGNMENT = 64  # bytes (EIGEN_MAX_ALIGN_BYTES)
 _SPARE = 0.05  # share of the disk left to others
 
 
@@ -163,7 +164,10 @@ class Reader:
         if size is not None and together:
             rows = np.frombuffer(block, np.uint8).reshape(-1, size)[(starts - first) // size]
         elif size is not None:
-            rows = np.empty((len(starts), size), np.uint8)
+            # Aligned as TensorFlow's own tensors are, which then takes it without a copy.
+            room = np.empty(len(starts) * size + _ALIGNMENT, np.uint8)
+            begin = -room.ctypes.data % _ALIGNMENT
+            rows = room[begin : begin + len(starts) * size].reshape(-1, size)
             for row, start in zip(rows, starts.tolist(), strict=True):
                 if os.preadv(self._file, [row.data], start) < size:
                     raise OSError("it is cut")
