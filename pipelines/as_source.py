@@ -20,6 +20,7 @@ from tfopt.pipelines.sources.npy import npy
 from tfopt.pipelines.sources.records import records
 from tfopt.pipelines.sources.rows import arrays, is_series
 from tfopt.pipelines.sources.source import Source
+from tfopt.pipelines.sources.tar import tar
 from tfopt.pipelines.sources.tfds import is_builder, tfds
 from tfopt.pipelines.tables.table import is_table, table
 from tfopt.pipelines.text.tokens import tokens
@@ -62,6 +63,8 @@ def _unchecked(given: Any) -> Source:
         return tfds(name, split.removesuffix("]") or "train")
     if _are_paths(given, (".npy", ".npz")):
         return npy(given)  # which names what an .npz file holds
+    if not isinstance(given, dict) and _are_paths(given, (".tar",)):
+        return tar(given)
     if is_series(given):
         return arrays(given)
     if is_table(given):
@@ -77,8 +80,8 @@ def _unchecked(given: Any) -> Source:
     raise TypeError(
         "Expected a source: a tfopt.pipelines.Source, arrays or tuples and dicts of arrays, a tf.data.Dataset of "
         "single examples, the path of a folder of images with a subfolder per class, a path, glob or list of paths of "
-        "TFRecord files, paths of .npy, .csv, .parquet or .h5 files, a data frame, 'tfds:name', documents of token "
-        "ids, a PyDataset, a PyTorch or Grain loader, or a generator function. "
+        "TFRecord files, paths of .npy, .csv, .parquet, .tar or .h5 files, a data frame, 'tfds:name', documents of "
+        "token ids, a PyDataset, a PyTorch or Grain loader, or a generator function. "
         f"Received: {type(given).__name__}. {_remedy(given)}"
     )
 

@@ -207,9 +207,10 @@ def plan_pipeline(source: Any, **options: Unpack[Choices]) -> PipelinePlan:
     Args:
         source: A `Source`; arrays, or tuples and dicts of them; a `tf.data.Dataset` of single examples; the path of a
             folder of images with a subfolder a class, or of one that `write_records` wrote; a path, glob or list of
-            paths of TFRecord files; paths of .npy, .csv or .parquet files; a data frame; the path of an HDF5 file with
-            one dataset; "tfds:NAME"; documents of token ids, as a list of lists or a `tf.RaggedTensor`; or what yields
-            whole batches: a `keras.utils.PyDataset`, a PyTorch or Grain loader, or a generator function (`loader`).
+            paths of TFRecord files; paths of .npy, .csv, .parquet or .tar files; a data frame; the path of an HDF5 file
+            with one dataset; "tfds:NAME"; documents of token ids, as a list of lists or a `tf.RaggedTensor`; or what
+            yields whole batches: a `keras.utils.PyDataset`, a PyTorch or Grain loader, or a generator function
+            (`loader`).
         batch_size: Examples in a batch.
         training: Whether to train on the batches. Sets `shuffle`, and with it `remainder`.
         crop: `RandomCrop` or `CentralCrop`. If nothing is cached before it, only the crop of a JPEG is decoded.

@@ -1,6 +1,7 @@
 """What stands for which source, and what is answered to anything else."""
 
 import re
+import tarfile
 from pathlib import Path
 
 import h5py
@@ -27,6 +28,8 @@ def folder(tmp_path, monkeypatch, photos, record_files, prepare_tfds):
             for each in datasets:
                 file[each] = np.arange(6)
     (tmp_path / "one.hdf5").write_bytes((tmp_path / "one.h5").read_bytes())
+    with tarfile.open(tmp_path / "one.tar", "w") as archive:
+        archive.add(tmp_path / "x.npy", "0001.npy")
     builder = prepare_tfds(tmp_path / "tfds")
     monkeypatch.setattr(tensorflow_datasets.core.utils.file_utils.constants, "DATA_DIR", str(tmp_path / "tfds"))
     monkeypatch.chdir(tmp_path)
@@ -45,6 +48,7 @@ def test_each_kind_of_data_stands_for_its_source(folder):
         "images in photos": ["photos", Path("photos")],
         "records in 2 files": [parts, tuple(parts), "part-*.tfrecord"],
         "records in 1 file": [parts[0], "shards"],
+        "examples in 1 tar file": ["one.tar", Path("one.tar"), ["one.tar"], "*.tar"],
         f"npy {Path('x.npy').absolute()}": ["x.npy", Path("x.npy")],
         f"hdf5 {Path('one.h5').absolute()}": ["one.h5"],
         f"hdf5 {Path('one.hdf5').absolute()}": [Path("one.hdf5")],
