@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, plan_pipeline
+from tfopt.pipelines import CentralCrop, RandomCrop, Source, build_pipeline, mix, plan_pipeline
 from tfopt.pipelines.sources import parts
 
 ROWS = np.arange(60, dtype=np.int64)
@@ -497,3 +497,16 @@ def test_a_table_is_cached(folder):
         data = arrow.table({"row": rows, "text": [str(row) for row in rows]})
         options = {"cache": folder, "shuffle": False, "transform": lambda columns: columns["row"]}
         assert epochs(build_pipeline(data, batch_size=4, **options), 2) == [rows.tolist()] * 2
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_a_part_of_a_mixture_that_is_read_several_times(folder, by_position):
+    few = ROWS[:7] if by_position else tf.data.Dataset.range(7)
+    small = plan_pipeline(few, batch_size=5, transform=add(100), cache=folder, cache_key="a", seed=1)
+    large = plan_pipeline(ROWS, batch_size=5, seed=1)
+    dataset = mix([(small, 0.5), (large, 0.5)], stop="all", batch_size=5, seed=1, remainder="keep").build()
+    for epoch in epochs(dataset):
+        assert sorted(row for row in epoch if row < 100) == list(range(60))
+        counts = np.bincount([row - 100 for row in epoch if row >= 100], minlength=7)
+        assert counts.sum() in (59, 60)
+        assert counts.max() - counts.min() <= 1  # each as often as the others
