@@ -207,3 +207,13 @@ def test_options_of_the_given_dataset_are_kept(seed):
     assert built.options().threading.private_threadpool_size == 3
     with tf.Graph().as_default():  # as inside a tf.function, where TensorFlow reads them from its Python objects
         assert built.options().threading.private_threadpool_size == 3
+
+
+@pytest.mark.parametrize("options", [{"cache": "memory"}, {"augment": lambda row: row + 1}])
+def test_only_batches_are_counted(options):
+    """To say how many elements a dataset has takes as long for each of them as a cheap function does."""
+    dataset = build_pipeline(np.arange(64.0), batch_size=4, transform=lambda row: 2 * row, device=None, **options)
+    (batch,) = (stage for stage in lineage(dataset) if type(stage).__name__ == "_BatchDataset")
+    (examples,) = batch._inputs()
+    assert len(dataset) == 16
+    assert int(examples.cardinality()) == tf.data.UNKNOWN_CARDINALITY
