@@ -41,7 +41,7 @@ class Cached:
                 left = chosen.skip(given)
                 return tf.data.Dataset.zip(left, self.prepare(self.at(left)))  # type: ignore[misc]
 
-            return self._reading(lambda held: chosen, missed)
+            return _Reading(self, lambda held: chosen, missed, epoch).examples()
 
         return self._in_epochs(begin, reading)
 
@@ -52,90 +52,104 @@ class Cached:
             def missed(given: Any) -> Any:
                 return order(self.prepare(self.elements).enumerate(), epoch).skip(given)
 
-            return self._reading(lambda held: order(tf.data.Dataset.range(held), epoch), missed)
+            return _Reading(self, lambda held: order(tf.data.Dataset.range(held), epoch), missed, epoch).examples()
 
         return self._in_epochs(begin, reading)
 
     def _in_epochs(self, begin: Begin, reading: Callable[[Any], Any]) -> Any:
         return begin(reading) if self.rows.size is None else from_batches(begin(reading), None)
 
-    def _reading(self, positions: Callable[[Any], Any], missed: Callable[[Any], Any]) -> Any:
-        """Returns examples, many at once if they have one shape.
 
-        Args:
-            positions: Given how many examples the cache holds, returns their positions, in the order of reading.
-            missed: Given how many were read from the cache, returns the others and their positions, as pairs.
-        """
-        store, rows = self.store, self.rows
-        around = tf.__internal__.autograph.control_status_ctx()  # users' functions are converted as outside
-        reads, writes = _OTHERS, 1
-        if rows.size is not None:
-            fitting = max(1, _MOST_BYTES // rows.size)
-            reads = min(fitting, self.batch_size * max(1, _LEAST_BYTES // (rows.size * self.batch_size)))
-            writes = min(fitting, self.at_once)
+class _Reading:
+    """One reading of cached examples, in the graph of an epoch.
 
-        # TensorFlow sets up each function again in each epoch, node by node, which takes longer than to read a small
-        # cache. So they have few nodes, and those that a whole cache does not need come last.
-        @without_autograph
-        def begun(_: Any) -> Any:
-            session, held = tf.numpy_function(store.begin, [], [tf.int64, tf.int64])
-            session.set_shape(())
-            held.set_shape(())
-            chunks = in_batches(positions(held), reads, full=False).take(tf.where(held < 0, tf.zeros_like(held), -1))
-            found = chunks.map(read, **_PARALLEL).take_while(partial(is_good, session))
-            rest = tf.data.Dataset.from_tensors((session, held)).flat_map(go_on)
-            return unpacked(found).concatenate(rest)
+    TensorFlow sets up each function again in each epoch, node by node, which takes longer than reading a small cache.
+    So they have few nodes, and those that a whole cache does not need come last.
 
-        @without_autograph
-        def read(chosen: Any) -> Any:
-            found, sums = tf.numpy_function(partial(store.read, rows.size), [chosen], [rows.dtype, tf.uint8])
-            found.set_shape((None,) if rows.size is None else (None, rows.size))
-            return found, tf.reduce_all(tf.equal(tf.fingerprint(found), sums))
+    Args:
+        cached: What is read.
+        positions: Given how many examples the cache holds, returns their positions, in the order of reading.
+        missed: Given how many were read from the cache, returns the others and their positions, as pairs.
+        epoch: The epoch.
+    """
 
-        @without_autograph
-        def is_good(session: Any, found: Any, good: Any) -> Any:
-            return tf.ensure_shape(tf.numpy_function(store.gives, [session, tf.shape(found)[0], good], tf.bool), ())
+    def __init__(self, cached: Cached, positions: Callable[[Any], Any], missed: Callable[[Any], Any], epoch: Any):
+        self._store, self._rows = cached.store, cached.rows
+        self._positions, self._missed, self._epoch = positions, missed, epoch
+        self._around = tf.__internal__.autograph.control_status_ctx()  # users' functions are converted as outside
+        self._reads, self._writes = _OTHERS, 1  # examples at once
+        if cached.rows.size is not None:
+            size, batch = cached.rows.size, cached.batch_size
+            fitting = max(1, _MOST_BYTES // size)
+            self._reads = min(fitting, batch * max(1, _LEAST_BYTES // (size * batch)))
+            self._writes = min(fitting, cached.at_once)
 
-        def unpacked(found: Any) -> Any:
-            if rows.size is not None:
-                return found.map(without_autograph(lambda found, good: rows.unpack(found)), **_PARALLEL)
-            alone = found.map(without_autograph(lambda found, good: found))
-            return in_single_examples(alone).map(without_autograph(rows.unpack), **_PARALLEL)
-
-        @without_autograph
-        def go_on(session: Any, held: Any) -> Any:
-            starts, writing = tf.numpy_function(store.go_on, [session, held], [tf.int64, tf.bool])
-            starts.set_shape([None])  # one or none
-            writing.set_shape(())
-            left = tf.data.Dataset.from_tensor_slices(starts)
-            return left.flat_map(lambda start: from_source(start, writing))
-
-        @without_autograph
-        def from_source(start: Any, writing: Any) -> Any:
-            with around:
-                pairs = missed(start)
-            pairs = pairs if rows.size is None else pairs.batch(writes, name="cache")
-            written = pairs.map(partial(write, writing), **_PARALLEL)
-            if store.count is not None:
-                return written
-            end = tf.data.Dataset.from_tensors(0).flat_map(lambda _: written.take(ended()))
-            return written.concatenate(end)
-
-        @without_autograph
-        def write(writing: Any, chosen: Any, examples: Any) -> Any:
-            def packed() -> Any:
-                found = rows.pack(examples)
-                given = [tf.reshape(chosen, [-1]), found, tf.fingerprint(found)]
-                return tf.numpy_function(store.write, given, tf.int64)
-
-            done = tf.cond(writing, packed, lambda: tf.constant(0, tf.int64))
-            with tf.control_dependencies([done]):
-                return tf.nest.map_structure(tf.identity, examples, expand_composites=True)
-
-        @without_autograph
-        def ended() -> Any:
-            return tf.ensure_shape(tf.numpy_function(store.end_of_source, [], tf.int64), ())
-
+    def examples(self) -> Any:
+        """Returns the examples, many at once if they have one shape."""
         if tf.executing_eagerly():
-            return tf.data.Dataset.from_tensors(0).flat_map(begun, name="cache")
-        return begun(0)  # in the graph of an epoch
+            return tf.data.Dataset.from_tensors(0).flat_map(self._begun, name="cache")
+        return self._begun(0)
+
+    @without_autograph
+    def _begun(self, _: Any) -> Any:
+        session, held = tf.numpy_function(self._store.begin, [], [tf.int64, tf.int64])
+        session.set_shape(())
+        held.set_shape(())
+        chunks = in_batches(self._positions(held), self._reads, full=False)
+        chunks = chunks.take(tf.where(held < 0, tf.zeros_like(held), -1))
+        found = chunks.map(self._read, **_PARALLEL).take_while(partial(self._is_good, session))
+        rest = tf.data.Dataset.from_tensors((session, held)).flat_map(self._go_on)
+        return self._unpacked(found).concatenate(rest)
+
+    @without_autograph
+    def _read(self, chosen: Any) -> Any:
+        rows = self._rows
+        found, sums = tf.numpy_function(partial(self._store.read, rows.size), [chosen], [rows.dtype, tf.uint8])
+        found.set_shape((None,) if rows.size is None else (None, rows.size))
+        return found, tf.reduce_all(tf.equal(tf.fingerprint(found), sums))
+
+    @without_autograph
+    def _is_good(self, session: Any, found: Any, good: Any) -> Any:
+        given = [session, tf.shape(found)[0], good]
+        return tf.ensure_shape(tf.numpy_function(self._store.gives, given, tf.bool), ())
+
+    def _unpacked(self, found: Any) -> Any:
+        rows = self._rows
+        if rows.size is not None:
+            return found.map(without_autograph(lambda found, good: rows.unpack(found)), **_PARALLEL)
+        alone = found.map(without_autograph(lambda found, good: found))
+        return in_single_examples(alone).map(without_autograph(rows.unpack), **_PARALLEL)
+
+    @without_autograph
+    def _go_on(self, session: Any, held: Any) -> Any:
+        starts, writing = tf.numpy_function(self._store.go_on, [session, held], [tf.int64, tf.bool])
+        starts.set_shape([None])  # one or none
+        writing.set_shape(())
+        left = tf.data.Dataset.from_tensor_slices(starts)
+        return left.flat_map(without_autograph(lambda start: self._from_source(session, start, writing)))
+
+    def _from_source(self, session: Any, start: Any, writing: Any) -> Any:
+        with self._around:
+            pairs = self._missed(start)
+        pairs = pairs if self._rows.size is None else pairs.batch(self._writes, name="cache")
+        written = pairs.map(partial(self._write, session, writing), **_PARALLEL)
+        if self._store.count is not None:
+            return written
+        # Only a reading that left nothing out knows how many examples there are.
+        skipped = tf.cast(self._epoch.readings.skipped, tf.int64) + start
+        ended = tf.data.Dataset.from_tensors((session, skipped)).map(without_autograph(self._end))
+        return written.concatenate(ended.flat_map(written.take))
+
+    @without_autograph
+    def _write(self, session: Any, writing: Any, chosen: Any, examples: Any) -> Any:
+        def packed() -> Any:
+            found = self._rows.pack(examples)
+            given = [session, tf.reshape(chosen, [-1]), found, tf.fingerprint(found)]
+            return tf.numpy_function(self._store.write, given, tf.int64)
+
+        done = tf.cond(writing, packed, lambda: tf.constant(0, tf.int64))
+        with tf.control_dependencies([done]):
+            return tf.nest.map_structure(tf.identity, examples, expand_composites=True)
+
+    def _end(self, session: Any, skipped: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(self._store.end_of_source, [session, skipped], tf.int64), ())

@@ -75,13 +75,13 @@ class Writer:
     """Writes a cache, under its lock; a writer that is dropped before publishing removes what it wrote."""
 
     def __init__(self, folder: Path, key: str, count: int | None):
-        self._target, self._count = folder / key, count
+        self._target = folder / key
         self._path = Path(tempfile.mkdtemp(prefix=key + _WRITING, dir=folder))
         self._file = open(self._path / ROWS, "wb")  # noqa: SIM115  closed by `publish` and `drop`
         self.drop = weakref.finalize(self, _discard, self._file, self._path)
         """Removes what is not published; a second call does nothing."""
         self._table = np.zeros((count or 1024, 3), np.int64)  # of each position: its row's start, end and sum
-        self._written = self._end = 0  # rows, and their bytes
+        self.count = self._end = 0  # examples written, and their bytes
 
     def write(self, positions: Any, rows: Any, sums: Any) -> None:
         """Writes rows at positions that may have been written before; raises an OSError if it cannot.
@@ -102,17 +102,13 @@ class Writer:
         ends = self._end + np.cumsum(lengths, dtype=np.int64)
         self._file.write(rows.data if rows.ndim > 1 else b"".join(rows))
         self._table[positions] = np.stack([ends - lengths, ends, sums.view(np.int64)[:, 0]], axis=1)
-        self._written += len(rows)
+        self.count += len(rows)
         self._end += sum(lengths)
 
     @property
     def size(self) -> int:
         """Bytes that it takes on disk."""
-        return self._end + TABLE_ROW * self._written
-
-    def is_whole(self, *, ended: bool = False) -> bool:
-        """Whether all examples are written; if their number is not known, only once the source has `ended`."""
-        return self._written == self._count or (ended and bool(self._table[: self._written, 1].all()))
+        return self._end + TABLE_ROW * self.count
 
     def publish(self, what: str) -> None:
         """Makes the whole cache visible; raises an OSError if it cannot.
@@ -120,9 +116,9 @@ class Writer:
         `what` describes the content, for readers of the folder.
         """
         self._file.close()
-        table = self._table[: self._written].tobytes()
+        table = self._table[: self.count].tobytes()
         (self._path / TABLE).write_bytes(table)  # not synced, as the rows: after a crash, sums reveal what is lost
-        sizes = {"format": FORMAT, "count": self._written, "bytes": self.size, "table": zlib.crc32(table)}
+        sizes = {"format": FORMAT, "count": self.count, "bytes": self.size, "table": zlib.crc32(table)}
         index = sizes | {"checksum": _checksum(self._target, sizes), "what": what, "made": time.time()}
         (self._path / INDEX).write_text(json.dumps(index), encoding="utf-8")
         sync(self._path / INDEX)

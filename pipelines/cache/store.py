@@ -42,6 +42,7 @@ class Store:
         self._sessions = 0
         self._given: dict[int, int] = {}  # how many examples sessions had of the cache
         self._damaged: set[int] = set()  # sessions that met a damaged row
+        self._computed: dict[int, int] = {}  # how many examples sessions had of the source, if their number is unknown
         self._reader: Reader | None = None
         self._lock: Lock | None = None
         self._writer: Writer | None = None
@@ -102,24 +103,31 @@ class Store:
                     (self.path / INDEX).unlink()
             return np.array([given]), self._starts_writing()
 
-    def write(self, positions: Any, rows: Any, sums: Any) -> int:
+    def write(self, session: int, positions: Any, rows: Any, sums: Any) -> int:
         """Writes rows, as `Writer.write` does, and publishes the cache once it is whole; returns 0."""
         with _guard:
+            if self.count is None:
+                self._computed[int(session)] = self._computed.get(int(session), 0) + len(positions)
             try:
                 if self._writer is not None:
                     self._writer.write(positions, rows, sums)
                     if self._limit_bytes is not None and self._writer.size > self._limit_bytes:
                         raise OSError(f"it exceeds the limit of {self._limit_bytes:,} bytes")
-                    self._publish(ended=False)
+                    self._publish(self.count)
             except OSError as error:
                 self._give_up(error)
         return 0
 
-    def end_of_source(self) -> int:
-        """Publishes what is written, if the number of examples is known only now; returns 0."""
+    def end_of_source(self, session: int, skipped: int) -> int:
+        """Publishes what is written, if the number of examples is known only now and all of them are; returns 0.
+
+        The number is that of the examples the session computed, if it skipped none. What is written says nothing:
+        other sessions write at the same time.
+        """
         with _guard:
+            count = self._computed.pop(int(session), None)
             try:
-                self._publish(ended=True)
+                self._publish(None if skipped else count)
             except OSError as error:
                 self._give_up(error)
         return 0
@@ -172,8 +180,8 @@ class Store:
         make_room(self._folder, self._key, self._expected_bytes, self._limit_bytes)
         return True
 
-    def _publish(self, *, ended: bool) -> None:
-        if self._writer is None or not self._writer.is_whole(ended=ended):
+    def _publish(self, count: int | None) -> None:
+        if self._writer is None or self._writer.count != count:
             return
         try:
             unchanged = self._find_key() == self._key

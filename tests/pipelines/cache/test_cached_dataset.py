@@ -109,3 +109,24 @@ def test_rows_are_read_from_any_places_in_a_file(tmp_path, size):
         np.testing.assert_array_equal(sums, tf.fingerprint(rows))
         if (size, len(positions)) == (300_000, 4):  # far apart: read one by one, to be taken over without a copy
             assert rows.ctypes.data % 64 == 0
+
+
+def test_a_number_that_is_unknown_is_that_of_a_whole_reading(tmp_path):
+    """Not that of one which began in the middle, nor of what another has written by then."""
+    store = Store(tmp_path, lambda: "tfopt-" + "0" * 64, count=None, expected_bytes=None, limit_bytes=None, what="")
+
+    def read(positions, *, skipped=0, ends=True):
+        session, held = store.begin()
+        assert store.go_on(session, held)[1]
+        for position in positions:
+            store.write(session, np.array([position]), np.zeros((1, 2), np.uint8), np.zeros((1, 8), np.uint8))
+        if ends:
+            store.end_of_source(session, skipped)
+        return store.begin()[1]
+
+    other = store.begin()[0]
+    assert read(range(4), ends=False) == -1
+    store.end_of_source(other, 0)  # which wrote nothing, since it could not when it began
+    assert store.begin()[1] == -1
+    assert read([2, 0, 4, 3, 1], skipped=1) == -1  # without the last one
+    assert read([5, 3, 2, 0, 1, 4]) == 6
