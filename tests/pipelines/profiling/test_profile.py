@@ -307,7 +307,7 @@ def test_a_cache_on_disk_is_read_and_never_written(tmp_path):
     trained = plan.build()
     for _ in trained:
         pass
-    assert (tmp_path / "cache" / plan.to_dict()["cache_key"] / "rows.tfrecord").exists()
+    assert (tmp_path / "cache" / plan.to_dict()["cache_key"] / "rows").exists()
     found = profile(plan, 1.5)
     assert not found.first_pass
     assert "cache" in names(found)
