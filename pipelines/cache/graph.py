@@ -16,9 +16,11 @@ from tfopt.pipelines.cache.values import digest, fingerprint
 from tfopt.pipelines.shared.nondeterminism import HELD
 
 _PYTHON = frozenset(["EagerPyFunc", "PyFunc", "PyFuncStateless"])
-# Registered as stateless.
+# Some are registered as stateful, others not.
 _FILES = frozenset(
     [
+        *("FixedLengthRecordDataset", "FixedLengthRecordDatasetV2", "TextLineDataset", "TFRecordDataset"),
+        "TFRecordDatasetV2",
         *("CacheDataset", "GenerateVocabRemapping", "InitializeTableFromTextFile", "MatchingFiles", "ReadFile"),
         *("SnapshotChunkDataset", "SnapshotDataset", "SnapshotDatasetReader", "SnapshotDatasetV2"),
         "SnapshotNestedDatasetReader",

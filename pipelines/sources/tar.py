@@ -52,9 +52,11 @@ def tar(paths: Any, *, image: str | None = None) -> Source:
     names = sorted(found[0][2]) if image is None else [image, "cls"]
     for number, key, parts in found:
         if not set(names) <= set(parts) or (image is None and len(parts) > len(names)):
+            other = image is not None and image not in parts
+            remedy = "Pass the extension that images have as `image`" if other else "Write it again"
             raise PipelineError(
                 f"Expected the parts {', '.join(names)} of each example. {key!r} in {files[number]!r} has "
-                f"{', '.join(sorted(parts))}. Write it again, or leave it out."
+                f"{', '.join(sorted(parts))}. {remedy}, or leave it out."
             )
     ends = np.array([stamp[1] for stamp in stamps], np.int64)
     places = np.array([[(number, *parts[name]) for name in names] for number, _, parts in found], np.int64)

@@ -9,6 +9,7 @@ import part_sources
 import pytest
 from snippets import ROOT
 
+from tfopt.errors import UnsupportedError
 from tfopt.pipelines import lines, loader, plan_pipeline, tar, tokens
 from tfopt.pipelines.as_source import as_source
 from tfopt.pipelines.sources.reach import ABILITIES, REACH, abilities, as_markdown, those_with
@@ -76,11 +77,21 @@ def is_served(source):
     return b"PyFunc" not in read._as_serialized_graph().numpy()
 
 
+def is_cached(source, folder):
+    """Whether a plan with a cache on disk needs no `cache_key`."""
+    try:
+        plan_pipeline(source, batch_size=2, cache=folder, pad="batch")
+    except (ValueError, UnsupportedError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kind", REACH)
 def test_each_source_does_what_the_table_says(tmp_path, kind):
     for source in sources(tmp_path, kind):
         assert abilities(source) == REACH[kind] - {"service"}
         assert is_served(source) is ("service" in REACH[kind])
+        assert is_cached(source, tmp_path / "cache") is ("cache" in REACH[kind])
 
 
 def test_the_docs_have_the_table():
