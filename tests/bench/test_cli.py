@@ -504,7 +504,8 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
     (path,) = tmp_path.glob("*.json")
     found = read(path)
     assert found.status == "interrupted"
-    assert [case.suite for case in found.cases] == ["one"]
+    never = run.NEVER_BEGAN
+    assert [(case.suite, case.unfinished) for case in found.cases] == [("one", None), ("two", never), ("three", never)]
 
 
 @pytest.fixture
