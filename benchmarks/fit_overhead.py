@@ -17,10 +17,10 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils import python_utils
 
 from tfopt import fit
 from tfopt.files import write_atomic
+from tfopt.internals.sources import find
 from tfopt.measure import FitTimer, StepTimer, environment, interleave
 
 REPEATS = 31  # short turns: the speed of a shared machine drifts within seconds
@@ -65,7 +65,7 @@ def _ratio(turns):
 
 def conversions(net, dataset):
     """How often logs with tensors in them are converted in one epoch with a progress bar."""
-    counted = []
+    counted, (python_utils, _) = [], find("keras.src.utils.python_utils:pythonify_logs")
 
     def convert(logs, stock=python_utils.pythonify_logs):
         counted.append(any(tf.is_tensor(value) for value in (logs or {}).values()))

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfopt.callbacks.rounds.averaging import Averaging
 from tfopt.callbacks.rounds.local_function import LocalFunction
@@ -15,6 +14,7 @@ from tfopt.callbacks.shared.fit_watch import thread_frames
 from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, running_loop
 from tfopt.checks import integer
 from tfopt.errors import UnsupportedError
+from tfopt.internals.training import has_keras_own
 from tfopt.repairs import UNEVEN_BATCHES
 
 _STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -172,7 +172,7 @@ def _require_known(model: Any) -> None:
             f"{type(strategy).__name__}. Use tfopt.distribute.strategy()."
         )
     for name in ("make_train_function", "_make_function"):
-        if getattr(type(model), name) is not getattr(TensorFlowTrainer, name):
+        if not has_keras_own(model, name):
             raise UnsupportedError(
                 f"Expected a model with Keras' own {name} for LocalSteps. Found that {type(model).__name__} overrides "
                 "it. Move the change into train_step."

@@ -13,7 +13,6 @@ from typing import Any, Literal, NoReturn
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils.io_utils import print_msg
 
 from tfopt import checks
 from tfopt.callbacks.local_steps import LocalSteps
@@ -36,6 +35,7 @@ from tfopt.checkpoint.training import Training
 from tfopt.distribute.cluster.together import all_or_none
 from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.internals.training import print_msg
 from tfopt.warn import warn_once
 
 

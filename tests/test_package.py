@@ -201,6 +201,7 @@ FLOORS = [
     {"measure"},
     {"model", "causes"},
     {"hardware"},
+    {"internals"},
     {"page", "files", "checks", "warn"},
     {"text"},
     {"errors"},

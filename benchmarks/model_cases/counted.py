@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks  # there is no public way to see operations run
+
+from tfopt.internals.sources import find
 
 _UNCOUNTED = ("Conv3D", "Cudnn", "XlaDot", "XlaConv")
 
@@ -16,6 +17,7 @@ def counted_flops(run: Callable[[], Any]) -> int:
     Shapes are those of the tensors that were there. Products that reach neither a variable nor what the function
     returns do not count: TensorFlow computes gradients that nobody needs only where it runs eagerly.
     """
+    op_callbacks, _ = find("tensorflow.python.framework.op_callbacks:add_op_callback")  # there is no public way
     operations: list[tuple[list[Any], list[Any], int]] = []
 
     def note(op_type, inputs, attrs, outputs, op_name=None, graph=None):

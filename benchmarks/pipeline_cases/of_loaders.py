@@ -4,10 +4,10 @@ from functools import partial
 
 import keras
 import numpy as np
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from pipeline_cases import HAND, TFOPT, Case, Way, at_least, no_way
 from pipeline_cases.of_arrays import equal, floats, noise
+from tfopt.internals.training import PyDatasetAdapter
 from tfopt.pipelines import build_pipeline
 
 _WORKERS = 2

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 import tensorflow as tf
-from tensorflow.python.profiler.trace import enabled
 
 from tfopt.errors import summarize_error
+from tfopt.internals.runtime import is_profiling
 from tfopt.warn import warn_once
 
 # The serialized field "name" of an XStatMetadata: tag, length, value.
@@ -72,7 +72,7 @@ class Trace:
     def end(self) -> None:
         """Ends the recording and waits until nothing more is recorded: a twentieth of the time that writing takes."""
         self.give_up()
-        while enabled() and self._thread.is_alive():  # not alive in a forked child
+        while is_profiling() and self._thread.is_alive():  # not alive in a forked child
             time.sleep(0.0005)
 
     def finish(self, seconds: float | None = PATIENCE_SECONDS) -> bool:

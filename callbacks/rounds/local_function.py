@@ -4,11 +4,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 
 from tfopt.callbacks.rounds.averaging import Averaging
 from tfopt.callbacks.rounds.local_updates import inner, updating_locally
 from tfopt.distribute.data_check.fits import counting_step
+from tfopt.internals.training import reduce_per_replica
 from tfopt.repairs.optimizers import ACCUMULATION, end_round
 from tfopt.repairs.repair import alone
 
@@ -28,7 +28,7 @@ class LocalFunction:
         step: Any = self._replicas_step if model.run_eagerly else _traced(self._replicas_step)
         kind: Any = type(model)
         self._one_step = kind._autoconvert_optionals(model, step)
-        self._mean_of_logs = _traced(lambda logs: trainer.reduce_per_replica(logs, self._strategy, "auto"))
+        self._mean_of_logs = _traced(lambda logs: reduce_per_replica(logs, self._strategy, "auto"))
         self._since = 0  # steps since the weights were averaged
         self._apart = False  # whether the optimizer's state may differ between replicas
         self.synchronizations = 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.training import BaseOptimizer
 from tfopt.model.state import optimizers_of
 
 # Keras' own versions for a single device, without the merges that TensorFlow's add.

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfopt.callbacks.shared.fit_watch import Loop, end_with
 from tfopt.causes.between_gpus import Replicas
 from tfopt.errors import unknown_name
+from tfopt.internals.training import TFEpochIterator
 
 Kind = TypeVar("Kind")
 

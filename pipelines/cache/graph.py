@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.dataset_metadata_pb2 import Metadata
-from tensorflow.python.framework import op_def_registry
 
+from tfopt.internals.graphs import definition_of
 from tfopt.pipelines.cache.values import digest, fingerprint
 from tfopt.pipelines.shared.nondeterminism import HELD
 
@@ -139,7 +139,7 @@ class _Walk:
             return ""
         if not hasattr(tf.raw_ops, operation):
             return "which is none of TensorFlow's own operations"
-        stateful = op_def_registry.get(operation).is_stateful
+        stateful = definition_of(operation).is_stateful
         return "which depends on more than its inputs, such as a variable, a table or a file" if stateful else ""
 
 

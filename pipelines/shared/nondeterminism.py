@@ -9,8 +9,8 @@ from typing import Any, Literal
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 from tensorflow.core.framework.dataset_metadata_pb2 import Metadata
-from tensorflow.python.framework import op_def_registry
 
+from tfopt.internals.graphs import definition_of
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.options import PipelineOptions
 
@@ -70,7 +70,7 @@ def kind_of_operation(name: str) -> Kind | None:
         return "reading"
     if not _is_stateful(name):
         return None
-    definition = op_def_registry.get(name)
+    definition = definition_of(name)
     if _ASSIGNING.search(name):
         return "assigning"
     takes_seed = any("seed" in part.name for part in (*definition.attr, *definition.input_arg))
@@ -183,14 +183,14 @@ def _refuse(findings: list[Finding], kinds: tuple[Kind, ...], expected: str, why
 
 
 def _is_stateful(operation: str) -> bool:
-    definition = op_def_registry.get(operation)  # none for a call of a function
+    definition = definition_of(operation)  # none for a call of a function
     return definition is not None and definition.is_stateful and operation not in _WITHOUT_STATE
 
 
 def _has_state(node: Any) -> bool:
     # TensorFlow registers the operations that make datasets as stateful.
     makes_dataset = [types_pb2.DT_VARIANT]
-    return _is_stateful(node.op) and [out.type for out in op_def_registry.get(node.op).output_arg] != makes_dataset
+    return _is_stateful(node.op) and [out.type for out in definition_of(node.op).output_arg] != makes_dataset
 
 
 def _in_stage(stage: Any) -> list[Finding]:

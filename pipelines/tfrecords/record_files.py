@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.lib.io import _pywrap_record_io as record_io  # tf.data would build a graph for each file
 
 from tfopt.errors import PipelineError
+from tfopt.internals.runtime import RecordIterator
 from tfopt.pipelines.shared.paths import expect_reachable, expect_utf8, is_remote
 from tfopt.pipelines.tfrecords.format import Index, Shard, ends_sha256, has_index, read_index
 
@@ -201,7 +201,7 @@ def _expect_records(path: str, kind: str, *, guessed: bool) -> None:
             "with images(), text with lines(), and other files with files()."
         )
     try:
-        readable = not kind or next(record_io.RecordIterator(path, kind), None) is not None
+        readable = not kind or next(RecordIterator(path, kind), None) is not None
     except tf.errors.DataLossError:
         readable = False
     if not readable:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.lib.io import _pywrap_record_io as record_io  # reads at an offset, which nothing public does
 
 from tfopt.errors import PipelineError
 from tfopt.hardware import host
+from tfopt.internals.runtime import RandomRecordReader, RecordIterator
 from tfopt.pipelines.shared.paths import is_remote, names_in
 from tfopt.pipelines.shared.problems import Problem, Report, listed
 from tfopt.pipelines.tfrecords.format import INDEX_NAME, Index, file_sha256, has_index, read_index
@@ -155,7 +155,7 @@ def _check(file: RecordFile, compression: str | None) -> list[Problem]:
 
 
 def _scan_plain(path: str) -> Scan:
-    size, reader = tf.io.gfile.stat(path).length, record_io.RandomRecordReader(path)
+    size, reader = tf.io.gfile.stat(path).length, RandomRecordReader(path)
     runs: list[tuple[int, int]] = []
     lost: list[Problem] = []
     position = number = 0
@@ -224,7 +224,7 @@ def _scan_compressed(path: str, compression: str) -> Scan:
     count = 0
     problem = _stream_problem(path, compression)
     try:
-        for _ in record_io.RecordIterator(path, compression):
+        for _ in RecordIterator(path, compression):
             count += 1
     except tf.errors.DataLossError as error:
         problem = problem or f"its data or checksums are altered ({error})"

@@ -17,13 +17,13 @@ import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 from quick import first_quick
-from tensorflow.python.profiler.trace import enabled
 from traces import batches, marked_steps, tiny_model
 
 from tfopt.callbacks import CompilationLogger, step_profiler
 from tfopt.callbacks.profiler import trace as trace_module
 from tfopt.callbacks.step_profiler import StepProfiler
 from tfopt.fit import overlap, undo
+from tfopt.internals.runtime import is_profiling
 from tfopt.warn import forget_warnings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
@@ -36,7 +36,7 @@ def _left_as_found():
     yield
     gc.collect()
     trace_module._nvtx.cache_clear()
-    assert not enabled()
+    assert not is_profiling()
     assert not trace_module.is_writing()
 
 
@@ -249,8 +249,8 @@ def test_training_is_the_same_with_it(tmp_path, overlapped, first):
 
 def test_it_waits_once_and_then_nothing_more_is_recorded(tmp_path, monkeypatch):
     waits, recorded = [], []
-    monkeypatch.setattr(step_profiler, "wait", lambda: waits.append(enabled()))
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: recorded.append(enabled()))
+    monkeypatch.setattr(step_profiler, "wait", lambda: waits.append(is_profiling()))
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: recorded.append(is_profiling()))
     fit(StepProfiler(tmp_path, start_step=2, steps=3), look)
     assert waits == [True]
     assert recorded == [False, False, True, True, False, False, False, False]
@@ -299,7 +299,7 @@ def test_where_another_profiler_runs_it_gives_up_with_one_warning(tmp_path, warn
     try:
         fit(StepProfiler(tmp_path / "one", start_step=2))
         fit(StepProfiler(tmp_path / "two", start_step=3, start_after_seconds=0))
-        assert enabled()
+        assert is_profiling()
     finally:
         tf.profiler.experimental.stop()
     (text,) = warned()
@@ -350,9 +350,9 @@ def test_a_device_that_fails_is_for_fit_to_tell(tmp_path, warned, monkeypatch):
 def ended():
     """Whether nothing is recorded any more, soon."""
     until = time.monotonic() + 10
-    while (enabled() or trace_module.is_writing()) and time.monotonic() < until:
+    while (is_profiling() or trace_module.is_writing()) and time.monotonic() < until:
         time.sleep(0.01)
-    return not enabled()
+    return not is_profiling()
 
 
 @pytest.mark.slow
@@ -372,12 +372,12 @@ def test_after_an_exception_the_next_fit_ends_the_trace(tmp_path):
         fit(profiler, after_step(3, fail))
     # The traceback, which a notebook keeps, holds on to all that fit has made.
     assert caught.tb is not None
-    assert enabled()
+    assert is_profiling()
     recorded = []
-    fit(profiler, after_step(0, lambda: recorded.append(enabled())), steps=4)
+    fit(profiler, after_step(0, lambda: recorded.append(is_profiling())), steps=4)
     assert recorded == [False]
     assert [marked_steps(folder) for folder in profiler.traces] == [[2, 3]]
-    assert not enabled()
+    assert not is_profiling()
 
 
 def test_at_exit_a_trace_that_still_runs_is_written(tmp_path, monkeypatch):

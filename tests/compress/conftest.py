@@ -6,10 +6,10 @@ import keras
 import pytest
 import tensorflow as tf
 from taking import taking
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.compress import costing, suggesting
 from tfopt.compress.versions import footprint
+from tfopt.internals.graphs import FuncGraph
 
 # For the models of flops_by_xla.py.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing
 from remedied import remedied
 
 import tfopt
 from tfopt.diagnosis import remedies
 from tfopt.diagnosis.training import _as_fit_iterates
+from tfopt.internals.training import train_validation_split
 from tfopt.model.batches import as_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")  # as each fit of a dataset is
@@ -49,7 +49,7 @@ class World:
         self.asked = asked = bound.arguments
         x, y, weights = asked["x"], asked["y"], asked["sample_weight"]
         if asked["validation_split"]:
-            (x, y, weights), _ = array_slicing.train_validation_split((x, y, weights), asked["validation_split"])
+            (x, y, weights), _ = train_validation_split((x, y, weights), asked["validation_split"])
         data, _ = _as_fit_iterates(x, y, weights, asked)
         going_on = iter(data)
         for _ in range(asked["epochs"]):

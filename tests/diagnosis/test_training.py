@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tfopt.callbacks import TrainingCheckpoint
 from tfopt.causes.catalogue import INPUT, NO_PREFETCH
@@ -12,6 +11,7 @@ from tfopt.diagnosis.arms import FitArm
 from tfopt.diagnosis.candidates import callback_names, candidates
 from tfopt.diagnosis.pauses import epoch_ends
 from tfopt.diagnosis.training import Training
+from tfopt.internals.sources import find
 from tfopt.pipelines import plan_pipeline
 
 X, Y = np.zeros((40, 2), "float32"), np.zeros((40, 1), "float32")
@@ -24,8 +24,9 @@ def made():
 
 
 def test_a_script_need_not_set_a_seed(monkeypatch):
-    monkeypatch.delattr(context.context(), "_rng", raising=False)
-    monkeypatch.setattr(context.context(), "_seed", None)
+    context = getattr(*find("tensorflow.python.eager.context:context"))()
+    monkeypatch.delattr(context, "_rng", raising=False)
+    monkeypatch.setattr(context, "_seed", None)
     model = made()
     training = Training.of(model, {"x": X, "y": Y})
     before = model.get_weights()

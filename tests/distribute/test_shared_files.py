@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfopt import repairs
+from tfopt.internals.sources import find
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -27,9 +28,8 @@ def test_a_reader_finds_a_whole_file(which, tmp_path):
 
 
 def test_a_folder_is_made_and_removed_by_whoever_comes_first(tmp_path):
-    from keras.src.utils import file_utils
-
     repairs.install("shared_files")
+    file_utils, _ = find("keras.src.utils.file_utils:makedirs")
     folder, file = tmp_path / "folder", tmp_path / "file"
     file.touch()
     for _ in range(2):

@@ -2,16 +2,16 @@ import functools
 
 import pytest
 import tensorflow as tf
-from keras.src.utils import python_utils
 
 from tfopt.fit import overlapping, undo
 from tfopt.fit.overlapping import PATCH
+from tfopt.internals.training import pythonify_logs
 
 
 @pytest.fixture
 def conversions(monkeypatch):
     """Counts how often logs with tensors in them are made numbers, by Keras and by tfopt alike."""
-    counted, stock = [], python_utils.pythonify_logs
+    counted, stock = [], pythonify_logs
 
     @functools.wraps(stock)  # overlap looks at the source of what it knows
     def convert(logs):

@@ -6,11 +6,11 @@ import keras
 import pytest
 import tensorflow as tf
 from fitting import Pair, Steps, Trace, X, Y, compiled, dataset, dense_net
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfopt import fit
 from tfopt.fit import launching
 from tfopt.fit.launching import next_tensors
+from tfopt.internals.runtime import OwnedIterator
 
 ONCE = {"verbose": 0, "shuffle": False}
 

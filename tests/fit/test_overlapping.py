@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fitting import Pair, Steps, Trace, X, compiled, dataset, dense_net
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.callbacks.callback_list import CallbackList
 
 from tfopt import fit, measure, precision, xla
 from tfopt.errors import UnsupportedError
 from tfopt.fit import overlapping
 from tfopt.fit.launching import overlap_of
 from tfopt.fit.overlapping import PATCH
+from tfopt.internals.training import TensorFlowTrainer
 
 ONCE = {"verbose": 0, "shuffle": False}
-STOCK = vars(CallbackList).copy()
+STOCK = vars(keras.callbacks.CallbackList).copy()
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +30,7 @@ def _none_overlapped():
     for model in list(overlapping._overlapped):
         fit.undo(model)
     PATCH.remove()  # a model that was collected has left it there
-    assert {name: vars(CallbackList)[name] for name in STOCK} == STOCK
+    assert {name: vars(keras.callbacks.CallbackList)[name] for name in STOCK} == STOCK
 
 
 def names(model):
@@ -76,13 +75,13 @@ def test_other_models_find_keras_as_it_comes(conversions):
 def test_a_list_of_callbacks_without_a_model():
     fit.overlap(dense_net())
     other, trace = dense_net(), Trace()
-    assert other.predict(X, verbose=0, callbacks=CallbackList([trace])).shape == (40, 4)
+    assert other.predict(X, verbose=0, callbacks=keras.callbacks.CallbackList([trace])).shape == (40, 4)
 
 
 def test_twice_is_once_with_the_new_settings(conversions, capsys):
     model = fit.overlap(fit.overlap(dense_net(), log_every=1), log_every=5, steps_in_flight=3)
     shown = {"add_history": True, "add_progbar": True, "verbose": 1, "epochs": 1, "steps": 10}
-    callbacks = CallbackList(model=model, **shown)
+    callbacks = keras.callbacks.CallbackList(model=model, **shown)
     model.fit(dataset(batch=4), shuffle=False, callbacks=callbacks)
     assert conversions() == 3 + 2  # steps 1, 6 and 10
     fit.overlap(model, log_every=1)

@@ -100,10 +100,10 @@ from tfopt.hardware import GpuSampler
 assert read_allocator(0) == AllocatorReading()
 assert "tensorflow" not in sys.modules
 import tensorflow as tf
-from tensorflow.python.eager import context
+from tfopt.hardware.gpu_memory import devices_started
 tf.config.list_physical_devices("GPU")
 assert read_allocator(0) == AllocatorReading()
-assert not context.context()._initialized
+assert devices_started() is False
 halves = [tf.config.LogicalDeviceConfiguration()] * 2
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
 print("not initialised")

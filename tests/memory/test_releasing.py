@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
+from tfopt.internals.graphs import FuncGraph
 from tfopt.memory import release
 
 X = np.ones((32, 8), "float32")

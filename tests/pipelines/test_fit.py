@@ -5,15 +5,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.trainers.epoch_iterator import EpochIterator
 from models import batch, small_net, state, summed_in_one_order
 from quick import campaign, first_quick
 from snippets import ROOT
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
+from tfopt.internals.sources import find
 from tfopt.pipelines import build_pipeline
 from tfopt.repairs.fit_data import mark_order_decided
+
+EpochIterator = getattr(*find("keras.src.trainers.epoch_iterator:EpochIterator"))
 
 
 def shift(image, label):

@@ -8,8 +8,8 @@ import tensorflow as tf
 from iterations import contents, read_from, three_epochs
 from part_sources import COUNT, NAMES, source
 from quick import first_quick
-from tensorflow.python.data.experimental.ops.distribute import compute_batch_size
 
+from tfopt.internals.sources import find
 from tfopt.pipelines import RandomCrop, per_batch, plan_pipeline
 from tfopt.pipelines.stages import example_stages
 
@@ -124,6 +124,7 @@ def test_functions_of_many_examples_get_the_same_ones_at_once(monkeypatch, cache
 def test_a_strategy_finds_no_batch_size(cache):
     """Without one, TensorFlow divides a smaller last batch evenly among the replicas."""
     plan = plan_pipeline(np.arange(COUNT), batch_size=BATCH, cache=cache, remainder="keep", seed=3)
+    compute_batch_size = getattr(*find("tensorflow.python.data.experimental.ops.distribute:compute_batch_size"))
     found = [int(compute_batch_size(each.build())) for each in (plan, plan.at(1, 2))]
     assert found == [-1] * 2
 

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src import quantizers
 from precision_nets import X, Y, functional
 from quick import first_quick
 
@@ -40,9 +39,9 @@ def rounded(values, scale, dtype=ml_dtypes.float8_e4m3fn):
 @pytest.mark.parametrize("size", first_quick([1e5, 1.0]))
 def test_margins_are_those_that_numpy_finds(size):
     model, inputs = stack(), with_outlier(size)
-    original = quantizers.quantize_and_dequantize
+    original = keras.quantizers.quantize_and_dequantize
     report = check(model, (inputs, Y), "float8")
-    assert quantizers.quantize_and_dequantize is original
+    assert keras.quantizers.quantize_and_dequantize is original
     found = {one.tensor: one for one in report.float8}
     assert list(found) == ["inputs", "kernel", "output gradient"]
     assert {one.path for one in report.float8} == {"body0"}

@@ -3,11 +3,11 @@ import threading
 
 import keras
 import pytest
-from keras.src.backend.common import global_state
 
 from tfopt import hardware, precision, repairs
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import Gpu
+from tfopt.internals.scopes import get_state, set_state
 from tfopt.warn import forget_warnings
 
 
@@ -170,7 +170,7 @@ def policy_map():
 @pytest.mark.parametrize("make", [lambda: None, lambda: keras.DTypePolicy("mixed_bfloat16"), policy_map])
 def test_clear_session_in_a_scope(make):
     before = make()
-    global_state.set_global_attribute("dtype_policy", before)
+    set_state("dtype_policy", before)
     with precision.policy("bfloat16"):
         keras.utils.clear_session()
         with precision.policy("float64"):
@@ -178,7 +178,7 @@ def test_clear_session_in_a_scope(make):
             assert keras.config.dtype_policy().name == "float64"
         keras.utils.clear_session()
         assert keras.config.dtype_policy().name == "bfloat16"
-    assert global_state.get_global_attribute("dtype_policy") is before
+    assert get_state("dtype_policy") is before
     assert repaired() == {"rounded_ids"}
     keras.utils.clear_session()
     assert keras.config.dtype_policy().name == "float32"

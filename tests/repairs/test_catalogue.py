@@ -5,10 +5,11 @@ import sys
 
 import keras
 import pytest
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-from tfopt import repairs
+from tfopt import fit, repairs
 from tfopt.errors import UnsupportedError
+from tfopt.internals.patches import present
+from tfopt.internals.training import TensorFlowTrainer
 
 NAMES = [
     "replica_overflow",
@@ -34,7 +35,7 @@ NAMES = [
 
 
 def test_every_defect_is_in_the_installed_keras():
-    assert repairs.status().to_dict() == dict.fromkeys(NAMES, "broken")
+    assert repairs.status().to_dict()["states"] == dict.fromkeys(NAMES, "broken")
     assert list(repairs.REPAIRS) == NAMES
     for name, repair in repairs.REPAIRS.items():
         assert (repair.name, repair.applies(), repair.installed) == (name, True, False)
@@ -58,17 +59,19 @@ def test_two_that_changed_one_function_are_taken_back_in_any_order():
     stock = TensorFlowTrainer._make_function
     repairs.install("replica_executions")
     repairs.install("uneven_batches")
-    with pytest.raises(UnsupportedError, match="Remove that one first"):
-        repairs.remove("replica_executions")
-    repairs.remove()
+    both = TensorFlowTrainer._make_function
+    repairs.remove("replica_executions")
+    assert TensorFlowTrainer._make_function not in (both, stock)
+    repairs.install("replica_executions")
+    repairs.remove("uneven_batches", "replica_executions")
     assert TensorFlowTrainer._make_function is stock
 
 
 def test_losses_are_noted_over_what_divides_them_in_either_order():
     repairs.install("replica_losses")
     repairs.install("uneven_batches")
-    assert repairs.REPLICA_LOSSES.turn > repairs.UNEVEN_BATCHES.turn
-    repairs.remove()
+    patches = [patch.by for patch in present() if patch.name == "scale_loss_for_distribution"]
+    assert patches == ["uneven_batches", "replica_losses"]
 
 
 def test_the_status_reads_well(monkeypatch):
@@ -76,16 +79,33 @@ def test_the_status_reads_well(monkeypatch):
     plant(monkeypatch, "unscaled_loss")
     monkeypatch.setattr(repairs.LOSS_SCALING, "mended", repairs.LOSS_SCALING.broken)
     lines = str(repairs.status()).splitlines()
-    assert [line.split("  ")[0] for line in lines] == NAMES
+    assert [line.split("  ")[0] for line in lines[: len(NAMES)]] == NAMES
     for line, words in zip(lines, ["broken, not repaired", "fixed upstream", "unknown", "repaired "], strict=False):
         assert words in line
     assert lines[0].endswith("leaves the loss scale as it was.")
-    assert json.loads(json.dumps(repairs.status().to_dict())) == dict.fromkeys(NAMES, "broken") | {
+    assert json.loads(json.dumps(repairs.status().to_dict()))["states"] == dict.fromkeys(NAMES, "broken") | {
         "replica_overflow": "broken",
         "loss_scaling": "mended",
         "unscaled_loss": "unknown",
         "clear_session": "repaired",
     }
+
+
+def test_the_status_lists_all_that_is_patched():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    fit.overlap(model)
+    hooks = [
+        "CallbackList._on_train_batch_end",
+        "CallbackList._on_test_batch_end",
+        "CallbackList._on_predict_batch_end",
+    ]
+    try:
+        found = repairs.status()
+    finally:
+        fit.undo(model)
+    assert found.patches["overlap"] == hooks
+    assert f"overlap has patched {', '.join(hooks)}" in str(found).splitlines()
+    assert "overlap" not in repairs.status().patches
 
 
 def plant(monkeypatch, name):

@@ -3,11 +3,11 @@ import types
 
 import keras
 import pytest
-from keras.src.backend.common import global_state
 from keras.utils import clear_session
 from quick import first_quick
 
 from tfopt import repairs
+from tfopt.internals.scopes import get_state, set_state
 
 NAMES = ["keras.utils", "keras.backend", "keras.src.backend.common.global_state", __name__]
 
@@ -37,9 +37,9 @@ def test_the_rest_is_cleared(under):
 
 def test_no_policy_stays_none():
     repairs.install("clear_session")
-    global_state.set_global_attribute("dtype_policy", None)
+    set_state("dtype_policy", None)
     clear_session()
-    assert global_state.get_global_attribute("dtype_policy") is None
+    assert get_state("dtype_policy") is None
 
 
 def test_removed_without_a_trace():

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from tfopt.errors import UnsupportedError
-from tfopt.repairs import Repair, fingerprint
+from tfopt.internals.sources import fingerprint
+from tfopt.repairs import Repair
 
 SOURCE = '''
 def area(radius):

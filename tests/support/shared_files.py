@@ -17,8 +17,8 @@ if which == "stock":
 
 import keras  # noqa: E402  after the strategy
 import numpy as np  # noqa: E402
-from keras.src.legacy.saving import legacy_h5_format  # noqa: E402
-from keras.src.saving import saving_lib  # noqa: E402
+
+from tfopt.internals.sources import find  # noqa: E402
 
 FILES = ("model.keras", "model.h5")
 worker = distribute.resolve().index
@@ -55,9 +55,11 @@ def begin_archive(model, file, *_):
     file.seek(0)
 
 
-saving_lib._save_model_to_fileobj = half_written("model.keras", saving_lib._save_model_to_fileobj, begin_archive)
-save_weights = legacy_h5_format.save_weights_to_hdf5_group
-legacy_h5_format.save_weights_to_hdf5_group = half_written("model.h5", save_weights, lambda *_: None)
+for target, name, begin in (
+    ("keras.src.saving.saving_lib:_save_model_to_fileobj", "model.keras", begin_archive),
+    ("keras.src.legacy.saving.legacy_h5_format:save_weights_to_hdf5_group", "model.h5", lambda *_: None),
+):
+    setattr(*find(target), half_written(name, getattr(*find(target)), begin))
 
 
 class Read(keras.callbacks.Callback):

@@ -41,7 +41,7 @@ IN_TIME = """
 import os
 import tfopt
 from tfopt.errors import UnsupportedError
-from tfopt.xla.xla_flags import devices_started
+from tfopt.hardware.gpu_memory import devices_started
 import tensorflow as tf
 import keras
 

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from watched_functions import data, linear, total
 
 from tfopt.errors import TfoptError
 from tfopt.fit import overlap
+from tfopt.internals.graphs import ConcreteFunction
 from tfopt.xla import watch
 
 pytestmark = pytest.mark.usefixtures("left_as_found")

@@ -2,11 +2,11 @@ import keras
 import pytest
 import tensorflow as tf
 from models import batch, small_net
-from tensorflow.python.framework import config
-from tensorflow.python.ops import control_flow_util
 
 from tfopt.batch import accumulate
 from tfopt.errors import UnsupportedError
+from tfopt.internals.graphs import in_xla
+from tfopt.internals.sources import find
 from tfopt.model.state import traced_steps
 from tfopt.precision import apply
 from tfopt.xla import jit, set_jit
@@ -23,7 +23,7 @@ class Tracer(keras.layers.Layer):
     def call(self, inputs):
         if isinstance(inputs, tf.Tensor):  # no Keras input of a model being built
             graph = tf.compat.v1.get_default_graph()
-            self.traced.append(control_flow_util.GraphOrParentsInXlaContext(graph))
+            self.traced.append(in_xla(graph))
         return inputs
 
     def new(self):
@@ -194,7 +194,7 @@ def test_only_models_are_switched(model):
 def test_under_determinism_stock_keras_only_warns(monkeypatch):
     """Switched on for good it cannot be switched off: what asks whether it is on is replaced instead."""
     model, _ = traced_net()
-    monkeypatch.setattr(config, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr(*find("tensorflow.python.framework.config:is_op_determinism_enabled"), lambda: True)
     monkeypatch.setattr("tfopt.xla.obstacles.is_op_determinism_enabled", lambda: True)
     with pytest.warns(UserWarning, match="Model doesn't support"):
         model.jit_compile = True

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+from tfopt.internals.graphs import FuncGraph, get_resource_handle_data
 
 _BATCHES = ((6, False), (40, True))  # how many examples are made up, and whether numbers have both signs
 _UNKNOWN, _LARGEST, _SMALL = 3, 2**18, 8  # a dimension not known; elements of a tensor; a dimension of a larger one

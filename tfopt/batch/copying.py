@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework import config
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
+from tfopt.internals.runtime import is_op_determinism_enabled
 from tfopt.model.layers import layers_and_graphs
 from tfopt.model.state import trace_train_step
 
@@ -66,7 +66,7 @@ def to_copy(model: keras.Model) -> Copy:
             "image_data_format": keras.config.image_data_format(),
             "policy": keras.config.dtype_policy().name,
             "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
-            "deterministic": config.is_op_determinism_enabled(),
+            "deterministic": is_op_determinism_enabled(),
             "threads": (
                 tf.config.threading.get_intra_op_parallelism_threads(),
                 tf.config.threading.get_inter_op_parallelism_threads(),
@@ -110,7 +110,7 @@ def _apply(settings: dict[str, Any]) -> None:
     keras.config.set_dtype_policy(settings["policy"])
     tf.config.experimental.enable_tensor_float_32_execution(settings["tf32"])
     if settings["deterministic"]:
-        config.enable_op_determinism()
+        tf.config.experimental.enable_op_determinism()
 
 
 def _replaced(part: Any) -> list[str]:

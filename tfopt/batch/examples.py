@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.data.ops import dataset_ops, options
 
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
 from tfopt.model.batches import DEVICE_STAGE, Data, as_dataset, first_batch, looked_at, specs_of
@@ -122,7 +121,7 @@ def _apart(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset
     try:
         graph = graph_pb2.GraphDef.FromString(
-            dataset._as_serialized_graph(external_state_policy=options.ExternalStatePolicy.IGNORE).numpy()
+            dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE).numpy()
         )
         return _rebuilt(graph, dataset.element_spec)
     except (tf.errors.OpError, ValueError):  # such as data of over 2 GB, or a stage on another device
@@ -151,4 +150,4 @@ def _rebuilt(graph: graph_pb2.GraphDef, element_spec: Any) -> tf.data.Dataset:
     def load() -> Any:
         return tf.graph_util.import_graph_def(graph, return_elements=[output], name="")[0]
 
-    return dataset_ops._VariantDataset(tf.function(load).get_concrete_function()(), element_spec)
+    return tf.data.experimental.from_variant(tf.function(load).get_concrete_function()(), element_spec)

@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.layers.preprocessing.index_lookup import IndexLookup
 
 from tfopt.errors import CheckpointError
+from tfopt.internals.layers import IndexLookup
 from tfopt.pipelines.plan import plan_of
 from tfopt.pipelines.shared.options import StageFunction
 from tfopt.pipelines.stages.stage import all_of

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from tensorflow.python.eager import context
 
+from tfopt.internals.runtime import global_seed
+from tfopt.internals.training import ArrayDataAdapter
 from tfopt.pipelines.plan import PipelinePlan, place_of, plan_of
 from tfopt.pipelines.shared.epochs import Place, Position
 from tfopt.pipelines.shared.frozen_draws import nodes
@@ -61,7 +61,7 @@ def obstacle(adapter: Any, dataset: Any) -> str | None:
 def changes(adapter: Any, dataset: Any) -> str | None:
     """Returns what makes a dataset differ from run to run; None if nothing does."""
     if isinstance(adapter, ArrayDataAdapter):
-        seeded = not adapter._shuffle or context.global_seed() is not None
+        seeded = not adapter._shuffle or global_seed() is not None
         return None if seeded else "arrays shuffled without a seed (keras.utils.set_random_seed)"
     if any(found.kind == "unordered" for found in find_in_dataset(dataset)):
         return "a parallel stage that does not keep the order"

@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfopt.checkpoint.datasets import drawing, draws_by_opening, places_of, positions_of
+from tfopt.internals.training import TFEpochIterator
 
 _OPENED = "_tfopt_opened"  # an attribute of stages that draw
 

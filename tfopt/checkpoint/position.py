@@ -11,9 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator
-from tensorflow.python.ops import gen_dataset_ops
 
 from tfopt.checkpoint.datasets import (
     all_counts,
@@ -29,6 +26,8 @@ from tfopt.checkpoint.datasets import (
 from tfopt.checkpoint.openings import Opening, Openings, ValidationData
 from tfopt.distribute.data_check.fits import begin_later
 from tfopt.errors import summarize_error
+from tfopt.internals.runtime import OwnedIterator
+from tfopt.internals.training import ArrayDataAdapter
 from tfopt.pipelines.shared import epochs as pipelines
 from tfopt.text import readable_bytes
 from tfopt.warn import warn_once
@@ -213,7 +212,9 @@ class DataPosition:
         # Of arrays the state holds what Keras' random operation drew.
         policy = _IGNORE if isinstance(self._epochs.data_adapter, ArrayDataAdapter) else _FAIL
         try:
-            saved = gen_dataset_ops.serialize_iterator(iterator._iterator_resource, external_state_policy=policy)
+            saved = tf.raw_ops.SerializeIterator(
+                resource_handle=iterator._iterator_resource, external_state_policy=policy
+            )
         except tf.errors.OpError as error:
             self._unsaved = summarize_error(error)
             return None
@@ -309,7 +310,7 @@ class DataPosition:
             return "a strategy, whose iterators cannot take the state that one without a strategy has saved"
         state = tf.io.parse_tensor(arrays[STATE].tobytes(), tf.variant)
         try:
-            gen_dataset_ops.deserialize_iterator(iterator._iterator_resource, state)
+            tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
         except tf.errors.OpError as error:
             return f"a dataset with other stages than in the checkpoint ({summarize_error(error)})"
         self._last = iterator

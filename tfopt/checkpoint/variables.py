@@ -11,16 +11,15 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.utils.naming import to_snake_case
-from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
 
 from tfopt.checkpoint.folder.blobs import ALIGNMENT
 from tfopt.checkpoint.folder.reading import Checkpoint
 from tfopt.checkpoint.processes import Processes
 from tfopt.distribute.data_check.fits import is_counter
 from tfopt.errors import CheckpointError, UnsupportedError
+from tfopt.internals.layers import to_snake_case
+from tfopt.internals.runtime import DistributedVariable, SyncOnReadVariable
+from tfopt.internals.scopes import global_seeds
 from tfopt.model.state import trace_train_step, traced_steps
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import find_in_function
@@ -76,7 +75,7 @@ def parts_of(
         METRICS: model.metrics_variables,
     }
     named = [(prefix + each.path, each.value) for prefix, variables in groups.items() for each in variables]
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = global_seeds()
     if generator is not None:
         named.append(("seeds/global", generator.state.value))
     parts: dict[str, Part] = {}

@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
-from tensorflow.python.eager import context
 
 from tfopt.errors import PipelineError, UnsupportedError
+from tfopt.internals.runtime import random_generator
+from tfopt.internals.training import get_data_adapter, train_validation_split
 from tfopt.model.batches import batch_size, first_batch
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import STEP_FUNCTIONS, StatePreserver, trace_train_step
@@ -83,7 +83,7 @@ class Training:
         x, y, weights = (data.build() if plan else data), asked["y"], asked["sample_weight"]
         validation = asked["validation_data"]
         if asked["validation_split"] and validation is None:
-            (x, y, weights), validation = array_slicing.train_validation_split(
+            (x, y, weights), validation = train_validation_split(
                 (x, y, weights), validation_split=asked["validation_split"]
             )
         dataset, batches = _as_fit_iterates(x, y, weights, asked)
@@ -130,7 +130,7 @@ class Training:
         model = self.model
         kept = {name: model.__dict__.get(name) for name in STEP_FUNCTIONS}
         # Before a script sets a seed, TensorFlow has no generator.
-        jit, generator = model.jit_compile, getattr(context.context(), "_rng", None)
+        jit, generator = model.jit_compile, random_generator()
         states = random.getstate(), np.random.get_state(), generator and generator.getstate()
         with ExitStack() as stack:
             stack.enter_context(StatePreserver(model, also=self.graph.variables).preserved())
@@ -214,7 +214,7 @@ def _in_passes(make: Callable[[], Any], dataset: tf.data.Dataset) -> tf.data.Dat
 
 
 def _evaluation(validation: Any, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(validation)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
     size = asked["validation_batch_size"] or asked["batch_size"]
     return {"x": x, "y": y, "sample_weight": weights, "batch_size": size, "steps": asked["validation_steps"]}
 

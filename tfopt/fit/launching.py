@@ -11,11 +11,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.data.ops.iterator_ops import OwnedIterator
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfopt.fit.logs import LogDelivery, is_settled
-from tfopt.repairs import fingerprint
+from tfopt.internals.graphs import ConcreteFunction
+from tfopt.internals.runtime import OwnedIterator
+from tfopt.internals.sources import fingerprint
 
 ATTRIBUTE = "_tfopt_overlap"
 """Where a model keeps its `Overlap`: in its `__dict__`, since Keras tracks attributes."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.utils.python_utils import pythonify_logs
+
+from tfopt.internals.training import pythonify_logs
 
 _UNREAD = object()
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)

@@ -11,12 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.callbacks import CallbackList
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfopt import checks
 from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
+from tfopt.internals.training import has_keras_own
 from tfopt.model.batches import ends_on_device
 from tfopt.model.layers import require_model
 from tfopt.pipelines.device.copying import CopiedAhead, IntegersOnHost, copy_ahead, is_int32
@@ -144,7 +144,7 @@ def _attach(model: keras.Model, state: Overlap) -> None:
 def _require_known(model: keras.Model) -> None:
     if overlap_of(model) is not None:
         return
-    own = [name for name in _RELIED_ON if getattr(type(model), name) is not getattr(TensorFlowTrainer, name)]
+    own = [name for name in _RELIED_ON if not has_keras_own(model, name)]
     own += [name for name in dict.fromkeys((*_RELIED_ON, *_OVERRIDES)) if name in model.__dict__]
     if own:
         raise UnsupportedError(
@@ -296,7 +296,7 @@ PATCH = Repair(
         f"{_TRAINER}._autoconvert_optionals": frozenset({"ba7d80fa0c372fd1"}),
         f"{_TRAINER}._maybe_symbolic_build": frozenset({"f8854e57c6c86238"}),
         f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
-        f"{_TRAINER}.evaluate": frozenset({"9ad3bb843b4d8584"}),
+        f"{_TRAINER}.evaluate": frozenset({"9ad3bb843b4d8584", "162deb84e1b61c0d"}),
         f"{_TRAINER}.predict": frozenset({"994b523efcb655cd"}),
         "keras.src.utils.python_utils:pythonify_logs": frozenset({"6611c3fe8a814979"}),
         "keras.src.callbacks.progbar_logger:ProgbarLogger._update_progbar": frozenset({"ebe09afe4c2f4e2d"}),

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tfopt.hardware.host_limits import MIB
 
@@ -23,13 +24,24 @@ class AllocatorReading:
 ALLOCATOR_FIELDS = tuple(field.name for field in fields(AllocatorReading))
 
 
+def devices_started() -> bool | None:
+    """Whether TensorFlow has started its devices, as the first tensor, dataset or model makes it do; None if unknown.
+
+    Starts nothing, and does not load TensorFlow.
+    """
+    module = sys.modules.get("tensorflow.python.eager.context")
+    if module is None:
+        return False
+    context: Any = getattr(module, "_context", module)
+    return False if context is None else getattr(context, "_initialized", None)
+
+
 def read_allocator(gpu: int) -> AllocatorReading:
     """Returns what TensorFlow uses of this process's GPU number `gpu`; unknown until TensorFlow has initialised it.
 
     Never initialises TensorFlow's devices, after which memory growth could no longer be set.
     """
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    if not getattr(context, "_initialized", False):
+    if not devices_started():
         return AllocatorReading()
     import tensorflow as tf
 
@@ -79,17 +91,7 @@ def reset_peak(device: str) -> None:
 
 
 def limit_bytes(device: str) -> int | None:
-    """Most bytes that TensorFlow may take on a device; None if it does not know the device."""
-    import tensorflow as tf
-    from tensorflow.python import pywrap_tfe
-    from tensorflow.python.client import pywrap_tf_session
-    from tensorflow.python.eager import context
+    """Most bytes that TensorFlow may take on a device; None if it does not know the device. Starts the devices."""
+    from tfopt.internals.runtime import memory_limit
 
-    context.ensure_initialized()
-    known = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
-    wanted = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
-    for index in range(pywrap_tf_session.TF_DeviceListCount(known)):
-        found = tf.DeviceSpec.from_string(pywrap_tf_session.TF_DeviceListName(known, index))
-        if (found.device_type, found.device_index) == ((wanted.device_type or "").upper(), wanted.device_index or 0):
-            return int(pywrap_tf_session.TF_DeviceListMemoryBytes(known, index))
-    return None
+    return memory_limit(device)

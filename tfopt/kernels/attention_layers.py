@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
+from tfopt.internals.scopes import call_context
 from tfopt.kernels.attention.following import Following, attends
 from tfopt.kernels.cudnn.support import standing_obstacles
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, renew, replace, replacements
@@ -103,7 +103,7 @@ class _FlashAttention:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(self._layer, *args, **kwargs).arguments
         # Of the step: some layers pass their method another value.
-        context = global_state.get_global_attribute("current_call_ctx")
+        context = call_context()
         training = None if context is None else context.get_value("training")
         training = call.get("training") if training is None else training
         noted = []

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from tfopt.internals.runtime import is_op_determinism_enabled
 from tfopt.kernels.cudnn.support import in_xla
 from tfopt.kernels.replacing import LayerPath, Traced, layer_path, replace_each, replacement
 from tfopt.model.layers import require_model

@@ -8,15 +8,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses.losses import LossFunctionWrapper
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
-from keras.src.models.functional import Functional
-from keras.src.ops.core import Cast
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
+from tfopt.internals.layers import Cast, Functional, LossFunctionWrapper
+from tfopt.internals.scopes import in_stateless_scope, set_keras_mask
+from tfopt.internals.training import has_keras_own
 from tfopt.kernels.replacing import CALLS_OWN, LayerPath, Traced, layer_path, renew, replace, replacement
 from tfopt.kernels.token_pieces import Chunks, LastProduct, in_pieces
 from tfopt.model.layers import output_layers, require_model
@@ -160,7 +157,7 @@ class _Reading:
             setattr(values, NOT_OF_THE_STEP, True)
         ignored = self.holder._fn_kwargs.get("ignore_class")
         if ignored is not None:
-            backend.set_keras_mask(values, tf.not_equal(labels, tf.cast(ignored, labels.dtype)))
+            set_keras_mask(values, tf.not_equal(labels, tf.cast(ignored, labels.dtype)))
         with _set(self.holder, self.name, lambda *_, **__: values):
             yield
 
@@ -185,7 +182,7 @@ class _ChunkedLoss:
     ) -> Any:
         """Returns what the model's own `compute_loss` does."""
         # Without a note in scopes in which Keras infers shapes, or tfopt looks at every layer's own numbers.
-        if backend.in_stateless_scope():
+        if in_stateless_scope():
             return self._plain_loss(x, y, y_pred, sample_weight, training=training)
         found = tuple(self._obstacles(y, y_pred))
         self.traced.note(training, found)
@@ -285,8 +282,8 @@ def _reading(holder: Any) -> _Reading | None:
     if isinstance(holder, LossFunctionWrapper) and holder.fn is _CROSS_ENTROPY:
         as_keras = kind.__call__ is keras.Loss.__call__ and kind.call is LossFunctionWrapper.call
         return _Reading(holder=holder, name="fn", dtype=holder.dtype) if as_keras else None
-    if isinstance(holder, MeanMetricWrapper) and holder._fn in _OF_METRICS:
-        as_keras = kind.update_state is MeanMetricWrapper.update_state
+    if isinstance(holder, keras.metrics.MeanMetricWrapper) and holder._fn in _OF_METRICS:
+        as_keras = kind.update_state is keras.metrics.MeanMetricWrapper.update_state
         return _Reading(holder=holder, name="_fn", dtype=None) if as_keras else None
     if kind.__name__ == "Perplexity" and kind.__module__.startswith("keras_hub."):
         return _reading(holder._crossentropy)
@@ -352,7 +349,7 @@ def _of_head(head: keras.Layer) -> Iterator[str]:
 def _of_model(model: keras.Model) -> Iterator[str]:
     """What keeps a model's steps from computing the loss in pieces."""
     for name in _RELIED_ON:
-        if getattr(type(model), name) is not getattr(TensorFlowTrainer, name):
+        if not has_keras_own(model, name):
             yield f"{type(model).__name__}'s own {name}"
         elif name in vars(model) and not (replacement(model, name) or hasattr(vars(model)[name], CALLS_OWN)):
             yield f"a {name} set on the model"

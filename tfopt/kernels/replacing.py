@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.scopes import in_symbolic_scope
 from tfopt.model.layers import require_model
 from tfopt.model.state import STEP_FUNCTIONS, rebuild_step_function
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
-from tensorflow.python.eager.polymorphic_function import compiler_ir
 
+from tfopt.internals.graphs import hlo
 from tfopt.memory.buffers import BACKWARD, FORWARD, UPDATE, Peak, Phases
 
 _ALLOC, _FREE, _SHARE = range(3)  # kinds of events in a trace
@@ -56,9 +56,7 @@ def _stage(step: Any, stage: str) -> bytes:
     with warnings.catch_warnings():
         # Without a device name TensorFlow draws a random number to pick one, which advances the global seed.
         warnings.filterwarnings("ignore", message="device_name is being deprecated")
-        generate = compiler_ir.from_concrete_function(step)
-        found: bytes = generate(stage=stage, device_name=tf.config.list_logical_devices(kind)[0].name)
-    return found
+        return hlo(step, stage, tf.config.list_logical_devices(kind)[0].name)
 
 
 def _alive_at_peak(trace: Any, buffers: dict[int, Any]) -> list[tuple[int, Any]]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
+from tfopt.internals.graphs import FuncGraph
 from tfopt.memory.buffers import (
     BACKWARD,
     FORWARD,

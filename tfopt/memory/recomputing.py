@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import keras
-from keras.src.models.functional import Functional
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
+from tfopt.internals.layers import Functional
 from tfopt.kernels.replacing import renew
 from tfopt.memory.estimating import estimate
 from tfopt.memory.recomputation.activations import Activations

@@ -9,14 +9,12 @@ from typing import Any
 
 import psutil
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.framework import ops
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt import hardware
 from tfopt.hardware.gpu_memory import read_allocator
 from tfopt.hardware.host_limits import MIB
+from tfopt.internals.graphs import ConcreteFunction, FuncGraph, forget_gradient, gradient_functions
+from tfopt.internals.runtime import clear_kernels
 
 _CUSTOM = "CustomGradient-"  # how TensorFlow names the gradients of tf.custom_gradient
 
@@ -45,25 +43,20 @@ def release() -> float:
     before = _taken_mib()
     gc.collect()  # functions without a model
     for name in list(_forgotten()):
-        del _gradients()[name]
+        forget_gradient(name)
     gc.collect()  # what only their gradients referred to
-    context.context().clear_kernel_cache()
+    clear_kernels()
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)  # glibc keeps freed pages
     return before - _taken_mib()
 
 
-def _gradients() -> dict[str, Any]:
-    """TensorFlow's registered gradients, by name."""
-    return ops.gradient_registry._registry
-
-
 def _forgotten() -> Iterator[str]:
     """Names of custom gradients that belong to no graph in use."""
     used = _used()
-    for name, entry in list(_gradients().items()):
+    for name, function in gradient_functions().items():
         if name.startswith(_CUSTOM):
-            graphs = set(map(id, _graphs(entry["type"])))
+            graphs = set(map(id, _graphs(function)))
             if graphs and not graphs & used:
                 yield name
 

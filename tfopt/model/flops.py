@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
+from tfopt.internals.graphs import FuncGraph
 from tfopt.model.graph_flops import FlopsCounter, GraphFlops
 from tfopt.model.graph_shapes import Known, known_of
 from tfopt.model.state import traced_steps

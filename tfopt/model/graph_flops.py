@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
 
+from tfopt.internals.graphs import FuncGraph
 from tfopt.model.graph_loops import counters, trips, unchanged_variables
 from tfopt.model.graph_shapes import Known, ShapedGraph, TracedGraph, origin
 from tfopt.model.operation_products import end_of_dilation, is_opaque, is_product, multiply_adds, product_dtype

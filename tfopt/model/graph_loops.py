@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.framework.tensor_util import constant_value
 
+from tfopt.internals.graphs import FuncGraph
 from tfopt.model.graph_shapes import Known, ShapedGraph, TracedGraph, origin
 
 
@@ -33,7 +32,7 @@ def counters(body: FuncGraph, variables: Sequence[Known]) -> dict[int, Counter]:
         first, second = map(origin, made.inputs)
         if first is not before and made.type != "Sub":
             first, second = second, first
-        step = constant_value(second) if first is before else None
+        step = tf.get_static_value(second) if first is before else None
         if step is not None and step.size == 1:
             found[place] = Counter(int(known.value), int(step) * (-1 if made.type == "Sub" else 1))
     return found

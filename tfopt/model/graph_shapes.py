@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.framework.tensor_util import try_evaluate_constant
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data, set_handle_data
+
+from tfopt.internals.graphs import FuncGraph, get_resource_handle_data, set_handle_data, value_of
 
 _LARGEST_VALUE = 64  # elements; shapes and loop counters have fewer
 # Operations that put an element into a list, and which of their inputs it is.
@@ -29,7 +28,7 @@ def known_of(tensor: tf.Tensor) -> Known:
     """What a graph says of one of its tensors."""
     size = tensor.shape.num_elements()
     counts = (tensor.dtype.is_integer or tensor.dtype.is_bool) and size is not None and size <= _LARGEST_VALUE
-    value = try_evaluate_constant(tensor) if counts else None
+    value = value_of(tensor) if counts else None
     if tensor.dtype not in (tf.resource, tf.variant):
         return Known(tensor.shape, value)
     handle = get_resource_handle_data(tensor)

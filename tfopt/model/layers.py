@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.layers import Functional
 
 _layers = keras.layers
 CALL_METHODS = ("call", "quantized_call")

@@ -3,18 +3,17 @@
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import random as backend_random
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from tensorflow.python.framework import random_seed
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import gpu_memory
+from tfopt.internals.patches import patched
+from tfopt.internals.scopes import global_seeds
+from tfopt.internals.sources import find
 from tfopt.model.layers import is_built, is_keras_own
 from tfopt.model.undoing import undone_if_failed
 
@@ -187,7 +186,7 @@ def _parts(model: keras.Model, also: Iterable[tf.Variable]) -> list[Any]:
     for optimizer in optimizers_of(model):
         keras_variables += optimizer.variables
     # Layers and functions without a seed of their own advance Keras' global one.
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = global_seeds()
     if generator is not None:
         keras_variables.append(generator.state)
     variables = [*(variable.value for variable in keras_variables), *also]
@@ -264,8 +263,6 @@ def draws_in_float32() -> Iterator[None]:
 
     A layer of the user's that draws in its own dtype, such as stochastic depth, otherwise drops other examples.
     """
-    names = ("normal", "uniform", "truncated_normal")
-    originals = {name: getattr(backend_random, name) for name in names}
 
     def in_float32(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def drawn(*args: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
@@ -275,27 +272,26 @@ def draws_in_float32() -> Iterator[None]:
 
         return drawn
 
-    try:
-        for name, draw in originals.items():
-            setattr(backend_random, name, in_float32(draw))
+    with ExitStack() as stack:
+        for name in ("normal", "uniform", "truncated_normal"):
+            stack.enter_context(
+                patched(*find(f"keras.src.backend.tensorflow.random:{name}"), in_float32, by="draws_in_float32")
+            )
         yield
-    finally:
-        for name, draw in originals.items():
-            setattr(backend_random, name, draw)
 
 
 @contextmanager
 def same_draws() -> Iterator[None]:
     """Gives the operations of tf.random seeds in the order of their creation, so that each trace draws the same."""
-    original, drawn = random_seed.get_seed, 0
+    drawn = 0
 
-    def get_seed(op_seed: Any) -> Any:
-        nonlocal drawn
-        drawn += 1
-        return original(op_seed) if op_seed is not None else (4187, drawn)
+    def in_order(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_seed(op_seed: Any) -> Any:
+            nonlocal drawn
+            drawn += 1
+            return original(op_seed) if op_seed is not None else (4187, drawn)
 
-    random_seed.get_seed = get_seed
-    try:
+        return get_seed
+
+    with patched(*find("tensorflow.python.framework.random_seed:get_seed"), in_order, by="same_draws"):
         yield
-    finally:
-        random_seed.get_seed = original

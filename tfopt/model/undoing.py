@@ -9,12 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.backend.common.keras_tensor import KerasTensor
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.utils.tracking import Tracker
-from tensorflow.python.trackable.data_structures import TrackableDataStructure
+
+from tfopt.internals.layers import KerasSaveable, TrackableDataStructure, Tracker
+from tfopt.internals.scopes import GLOBAL_SEEDS, global_seeds, set_state
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -40,7 +37,7 @@ def undone_if_failed(model: Any) -> Iterator[None]:
     built all the same, and no later `fit` can run. The values of variables are not touched; `preserved` restores them.
     """
     before = list(_contents(model))
-    seeds = random.getstate(), np.random.get_state(), global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    seeds = random.getstate(), np.random.get_state(), global_seeds()
     try:
         yield
     except BaseException:  # Ctrl-C too
@@ -48,7 +45,7 @@ def undone_if_failed(model: Any) -> Iterator[None]:
             _refill(container, kind, content)
         random.setstate(seeds[0])
         np.random.set_state(seeds[1])
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, seeds[2])
+        set_state(GLOBAL_SEEDS, seeds[2])
         raise
 
 
@@ -58,7 +55,7 @@ def _contents(model: Any) -> Iterator[tuple[Any, type, Any]]:
     pending = [model]
     while pending:
         one = pending.pop()
-        if isinstance(one, KerasSaveable | Tracker) and not isinstance(one, keras.Variable | KerasTensor):
+        if isinstance(one, KerasSaveable | Tracker) and not isinstance(one, keras.Variable | keras.KerasTensor):
             one = vars(one)
         elif issubclass(type(one), TrackableDataStructure):  # which pretends to be a list or a dict, and holds one
             pending.append(held := getattr(one, "__wrapped__", None))

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
+from tfopt.internals.layers import Functional
 from tfopt.model.layers import computing_layers, is_keras_own, require_model
 from tfopt.model.state import STEP_FUNCTIONS, optimizers_of, rebuild_step_function
 from tfopt.model.undoing import undone_if_failed

@@ -5,7 +5,7 @@ magnitude of earlier steps (amax) just fits into float8. Source: Micikevicius et
 2022; NVIDIA, "Using FP8 with Transformer Engine" (delayed scaling).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import quantizers
 
+from tfopt.internals.patches import patched
+from tfopt.internals.sources import find
 from tfopt.text import percent
 
 _HISTORY = 16
@@ -159,22 +160,22 @@ def quantization_recorded(paths: Mapping[keras.Layer, str]) -> Iterator[list[Qua
         for layer, path in _quantized(paths)
         for tensor, (name, _) in _TENSORS.items()
     }
-    original = quantizers.quantize_and_dequantize
 
-    def recording(inputs: Any, scale: Any, quantized_dtype: Any, compute_dtype: Any) -> Any:
-        rounded = original(inputs, scale, quantized_dtype, compute_dtype)
-        if row := scales.get(id(_root(scale))):
-            recorded.append(Quantized(*row, _sums(inputs, rounded, scale, _FORMATS[_TENSORS[row[1]][1]])))
-        return rounded
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        def quantize_and_dequantize(inputs: Any, scale: Any, quantized_dtype: Any, compute_dtype: Any) -> Any:
+            rounded = original(inputs, scale, quantized_dtype, compute_dtype)
+            if row := scales.get(id(_root(scale))):
+                recorded.append(Quantized(*row, _sums(inputs, rounded, scale, _FORMATS[_TENSORS[row[1]][1]])))
+            return rounded
+
+        return quantize_and_dequantize
 
     if not scales:
         yield recorded
         return
-    quantizers.quantize_and_dequantize = recording
-    try:
+    target = find("keras.src.quantizers:quantize_and_dequantize")
+    with patched(*target, recording, by="float8_margins"):
         yield recorded
-    finally:
-        quantizers.quantize_and_dequantize = original
 
 
 def _quantized(paths: Mapping[keras.Layer, str]) -> list[tuple[keras.Layer, str]]:

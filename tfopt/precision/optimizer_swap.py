@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 import keras
-from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.layers import no_automatic_dependency_tracking
 from tfopt.repairs.mixed_precision import AUTOMATIC, automatic_wrapper
 
 INITIAL_SCALE = 2.0**15

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tfopt import hardware, repairs
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.hardware import Gpu
+from tfopt.internals.scopes import get_state, set_state
 from tfopt.text import Shown
 from tfopt.warn import warn_once
 
@@ -152,11 +152,11 @@ def policy(policy: str | keras.DTypePolicy = "auto") -> Iterator[str]:
     """
     chosen = _global_policy(policy)
     # None if no policy was ever set; Keras then makes the default one on demand.
-    before = global_state.get_global_attribute("dtype_policy")
+    before = get_state("dtype_policy")
     with ExitStack() as stack:
         if _can_repair(repairs.CLEAR_SESSION):
             stack.enter_context(repairs.CLEAR_SESSION.during())
-        stack.callback(global_state.set_global_attribute, "dtype_policy", before)
+        stack.callback(set_state, "dtype_policy", before)
         keras.config.set_dtype_policy(chosen)
         yield str(chosen.name)
 

@@ -26,7 +26,6 @@ from .recomputation import RECOMPUTATION as RECOMPUTATION
 from .recomputation import recomputation_refused as recomputation_refused
 from .recomputation import recomputes as recomputes
 from .repair import Repair as Repair
-from .repair import fingerprint as fingerprint
 from .replica_losses import REPLICA_LOSSES as REPLICA_LOSSES
 from .trainer import MULTI_WORKER as MULTI_WORKER
 from .trainer import REPLICA_EXECUTIONS as REPLICA_EXECUTIONS

@@ -1,9 +1,10 @@
 """All repairs by name: install them, remove them, and get the state of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.internals.patches import present
 from tfopt.repairs.fit_data import EXTRA_STEP, FAILED_STEPS, NUMPY_SLICES, SHUFFLE_WARNING
 from tfopt.repairs.layers import RANDOM_LAYERS, ROUNDED_IDS
 from tfopt.repairs.mixed_precision import CLEAR_SESSION, LOSS_SCALING, REPLICA_OVERFLOW, UNSCALED_LOSS
@@ -64,22 +65,32 @@ REPLICAS = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Status(Shown):
-    """State of each defect in this process."""
+    """State of each defect in this process, and what else tfopt has patched."""
 
     states: dict[str, str]
-    """Name of the repair → "repaired", "broken" (not repaired), "mended" (fixed upstream) or "unknown"."""
+    """Name of the repair → "repaired", "broken" (not repaired), "mended" (fixed upstream), "absent" (this Keras lacks
+    what has the defect) or "unknown"."""
+
+    patches: dict[str, list[str]] = field(default_factory=dict)
+    """Functions of Keras and TensorFlow that something else of tfopt has patched: its name → theirs."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values."""
-        return dict(self.states)
+        return {"states": dict(self.states), "patches": dict(self.patches)}
 
     def __str__(self) -> str:
-        labels = {"broken": "broken, not repaired", "mended": "fixed upstream", "unknown": "unknown: tfopt refuses it"}
+        labels = {
+            "broken": "broken, not repaired",
+            "mended": "fixed upstream",
+            "absent": "not in this Keras",
+            "unknown": "unknown: tfopt refuses it",
+        }
         width = max(map(len, self.states))
-        return "\n".join(
+        lines = [
             f"{name:{width}}  {labels.get(state, state):26} {REPAIRS[name].defect}"
             for name, state in self.states.items()
-        )
+        ]
+        return "\n".join([*lines, *(f"{by} has patched {', '.join(names)}" for by, names in self.patches.items())])
 
 
 def install(*names: str) -> Status:
@@ -105,9 +116,6 @@ def install(*names: str) -> Status:
     chosen = _chosen(names)
     for repair in chosen:
         repair.applies()
-    if UNEVEN_BATCHES in chosen and REPLICA_LOSSES.installed and not UNEVEN_BATCHES.installed:
-        REPLICA_LOSSES.remove()  # it notes what the other one divides, so it is installed over it
-        chosen.append(REPLICA_LOSSES)
     for repair in chosen:
         repair.install()
     return status()
@@ -120,25 +128,29 @@ def remove(*names: str) -> Status:
 
     Raises:
         ValueError: If a name is not in `REPAIRS`.
-        tfopt.errors.UnsupportedError: If a function has been patched again since.
+        tfopt.errors.UnsupportedError: If others have patched a function again since.
 
     Example:
         >>> tfopt.repairs.remove("clear_session").states["clear_session"]
         'broken'
     """
-    for repair in sorted(_chosen(names), key=lambda repair: repair.turn, reverse=True):
+    for repair in _chosen(names):
         repair.remove()
     return status()
 
 
 def status() -> Status:
-    """Returns the state of every repair. Changes nothing.
+    """Returns the state of every repair, and what else is patched. Changes nothing.
 
     Example:
         >>> tfopt.repairs.status().states["clear_session"]
         'broken'
     """
-    return Status({name: _state(repair) for name, repair in REPAIRS.items()})
+    patches: dict[str, list[str]] = {}
+    for patch in present():
+        if patch.by not in REPAIRS:
+            patches.setdefault(patch.by, []).append(str(patch))
+    return Status({name: _state(repair) for name, repair in REPAIRS.items()}, patches)
 
 
 def _chosen(names: tuple[str, ...]) -> list[Repair]:
@@ -152,6 +164,6 @@ def _state(repair: Repair) -> str:
     if repair.installed:
         return "repaired"
     try:
-        return "broken" if repair.applies() else "mended"
+        return "broken" if repair.applies() else "absent" if repair.is_absent else "mended"
     except UnsupportedError:
         return "unknown"

@@ -55,7 +55,7 @@ NUMPY_SLICES = Repair(
     ),
     reference="TensorFlow, FuncRegistry._convert in tensorflow/python/ops/script_ops.py; no upstream report was found.",
     broken={
-        f"{_GENERATOR}.__init__": frozenset({"1c6fac6d1a8ed0e7"}),
+        f"{_GENERATOR}.__init__": frozenset({"1c6fac6d1a8ed0e7", "cb5de3c46eb433a9"}),
         f"{_GENERATOR}.get_tf_dataset": frozenset({"9c0c7f2f41ce7ddd"}),
         f"{_PY_DATASET}._standardize_batch": frozenset({"c67198090908f620"}),
         f"{_PY_DATASET}.get_tf_dataset": frozenset({"3da51bbd1fd7aa29"}),

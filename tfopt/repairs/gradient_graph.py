@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.func_graph import FuncGraph
+
+from tfopt.internals.graphs import FuncGraph
 
 # How TensorFlow names the operations of tape.gradient.
 _BACKWARD = "gradient_tape/"

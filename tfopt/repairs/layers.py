@@ -39,7 +39,7 @@ ROUNDED_IDS = Repair(
     ),
     reference="Keras, Sequential.build; no upstream report was found.",
     broken={
-        f"{_SEQUENTIAL}.build": frozenset({"958bc878a2b2301e"}),
+        f"{_SEQUENTIAL}.build": frozenset({"958bc878a2b2301e", "f65088e106c4dfda"}),
         f"{_SEQUENTIAL}._maybe_build": frozenset({"78da3709ad2dabc0"}),
     },
     # An instance binds its build when it is made, so _maybe_build is replaced for those made earlier.

@@ -12,9 +12,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.scopes import get_state, set_state
 from tfopt.model.layers import computing_layers
 from tfopt.model.state import optimizers_of
 from tfopt.repairs import gradient_graph
@@ -131,7 +131,7 @@ LOSS_SCALING = Repair(
         "LossScaleOptimizer and the optimizer's state."
     ),
     reference="Keras, Trainer.compile and Trainer.get_compile_config; no upstream report was found.",
-    broken={_COMPILE: frozenset({"6ee305505df59063"}), _APPLY: frozenset({"4634947582aff41e"})},
+    broken={_COMPILE: frozenset({"6ee305505df59063", "ece08fa5848ea502"}), _APPLY: frozenset({"4634947582aff41e"})},
     replace={_COMPILE: _scaling_compile, _APPLY: _refusing_apply},
     without="Pass a keras.optimizers.LossScaleOptimizer to compile, or train with mixed_bfloat16.",
 )
@@ -225,9 +225,9 @@ REPLICA_OVERFLOW = Repair(
 
 def _keeping_the_policy(original: Function) -> Function:
     def clear_session(free_memory: bool = True) -> None:
-        policy = global_state.get_global_attribute("dtype_policy")
+        policy = get_state("dtype_policy")
         original(free_memory)
-        global_state.set_global_attribute("dtype_policy", policy)
+        set_state("dtype_policy", policy)
 
     return clear_session
 

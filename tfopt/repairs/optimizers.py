@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.training import BaseOptimizer
 from tfopt.model.step_calls import NOT_OF_THE_STEP
 from tfopt.repairs.repair import Function, Repair, trains_together
 
@@ -64,7 +64,7 @@ CLIPPING = Repair(
         f"{_BASE}._backend_apply_gradients": frozenset({"911dfbb4fb47a126"}),
         f"{_BASE}._clip_gradients": frozenset({"2959288b42bbb415"}),
         f"{_TENSORFLOW}._backend_update_step": frozenset({"9117333b6dd23978"}),
-        f"{_TENSORFLOW}._all_reduce_sum_gradients": frozenset({"33492b4c7a2a499e"}),
+        f"{_TENSORFLOW}._all_reduce_sum_gradients": frozenset({"33492b4c7a2a499e", "e07c98158f76084a"}),
     },
     replace={
         f"{_BASE}._clip_gradients": _later,
@@ -352,11 +352,12 @@ SCHEDULE_FREE = Repair(
         f"{_SCHEDULE_FREE}.update_step": frozenset({"71c5a07910aead60"}),
     },
     replace={f"{_SCHEDULE_FREE}.update_step": _from_the_weights},
+    found_in="optimizers.ScheduleFreeAdamW",
     without="Call optimizer.build(model.trainable_variables) after the weights are set, before fit, or use AdamW.",
 )
 
 
 def repair_optimizer(model: Any) -> None:
     """Installs the repair that the optimizer of a model needs, if it needs one; raises as `Repair.install`."""
-    if isinstance(_inner_optimizer(model), keras.optimizers.ScheduleFreeAdamW):
+    if isinstance(_inner_optimizer(model), getattr(keras.optimizers, "ScheduleFreeAdamW", ())):
         SCHEDULE_FREE.install()

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import custom_gradient
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.graphs import gradient_function, is_second_run
 from tfopt.model.layers import graph_operations, is_keras_own
 from tfopt.repairs.repair import Function, Repair
 
@@ -32,7 +31,7 @@ def _refuse_in_second_run(found: str) -> None:
     while frame is not None:
         code, own = frame.f_code, frame.f_locals.get("self")
         layer = layer or (own if isinstance(own, keras.Layer) else None)
-        if code.co_name == "inner_recompute_grad" and code.co_filename == custom_gradient.__file__:
+        if is_second_run(code):
             where = f"layer {layer.path or layer.name!r}" if layer else "outside layers"
             raise UnsupportedError(
                 "Expected a function under keras.remat or tf.recompute_grad that computes the same when the backward "
@@ -120,5 +119,5 @@ def recomputes(graph: Any) -> bool:
 
 def _gradient_function(name: str) -> str:
     """The qualified name of the function that a custom gradient was registered with."""
-    wrapped = inspect.getclosurevars(ops.gradient_registry.lookup(name)).nonlocals["tape_grad_fn"]
+    wrapped = inspect.getclosurevars(gradient_function(name)).nonlocals["tape_grad_fn"]
     return str(inspect.getclosurevars(wrapped).nonlocals["grad_fn"].__qualname__)

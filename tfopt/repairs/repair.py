@@ -1,30 +1,21 @@
 """What a repair is: a defect recognised by its source, and reversible patches that fix it."""
 
-import ast
-import functools
-import gc
-import hashlib
-import importlib
-import inspect
-import io
-import itertools
-import sys
-import textwrap
+import operator
 import threading
-import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.patches import Patch, put, undo
+from tfopt.internals.sources import find, fingerprint
 
 Function = Callable[..., Any]
 _lock = threading.RLock()
-_turns = itertools.count(1)
 _thread = threading.local()
 
 
@@ -59,9 +50,11 @@ class Repair:
     """Consequence of not patching, for the error."""
     mended: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Function → fingerprints of versions fixed upstream."""
-    turn: int = field(default=0, init=False)
-    """Position in the order of installation. Of two repairs of one function, the later is removed first."""
-    _patches: list[tuple[str, Function, Function]] = field(default_factory=list, init=False, repr=False)
+    found_in: str = ""
+    """Public name of what has the defect, such as "optimizers.ScheduleFreeAdamW", if older releases lack it."""
+    on_top: bool = False
+    """Whether its patches stand over all others, since it observes what those do."""
+    _patches: tuple[Patch, ...] = field(default=(), init=False, repr=False)
     _for_good: bool = field(default=False, init=False, repr=False)
     _blocks: int = field(default=0, init=False, repr=False)
 
@@ -70,16 +63,24 @@ class Repair:
         """Whether the repair is installed."""
         return bool(self._patches)
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether this release of Keras does not have what has the defect."""
+        try:
+            return bool(self.found_in) and not operator.attrgetter(self.found_in)(keras)
+        except AttributeError:
+            return True
+
     def applies(self) -> bool:
-        """Whether the defect is here: True if it is known to be, False if it is known to be fixed upstream.
+        """Whether the defect is here: True if it is known to be, False if it is fixed upstream or has nowhere to be.
 
         Raises:
             tfopt.errors.UnsupportedError: If a function is neither, or its source cannot be read.
         """
-        mended = False
-        for target, broken in self.broken.items():
+        mended = self.is_absent
+        for target, broken in () if mended else self.broken.items():
             try:
-                found = fingerprint(_find(target)[2])
+                found = fingerprint(getattr(*find(target)))
             except (ImportError, AttributeError, OSError, TypeError, SyntaxError) as error:
                 raise self._unknown(target, f"its source cannot be read ({error})") from error
             if found in self.mended.get(target, ()):
@@ -121,25 +122,14 @@ class Repair:
     def _patch(self) -> None:
         if self.installed or not self.applies():
             return
-        for target, make in self.replace.items():
-            original = _find(target)[2]
-            function = original.fget if isinstance(original, property) else original
-            replacement: Any = functools.wraps(function)(make(function))
-            replacement = property(replacement) if function is not original else replacement
-            _put(target, original, replacement)
-            self._patches.append((target, original, replacement))
-        self.turn = next(_turns)
+        replaced = self.replace.items()
+        patches = tuple(Patch(*find(target), make, self.name, self.on_top) for target, make in replaced)
+        put(patches)
+        self._patches = patches
 
     def _unpatch(self) -> None:
-        for target, _, replacement in self._patches:
-            if _find(target)[2] is not replacement:
-                raise UnsupportedError(
-                    f"Expected {target} as the repair {self.name!r} left it. Found: another patch on top. "
-                    "Remove that one first."
-                )
-        for target, original, replacement in self._patches:
-            _put(target, replacement, original)
-        self._patches.clear()
+        undo(self._patches)
+        self._patches = ()
 
     def _unknown(self, target: str, found: str) -> UnsupportedError:
         return UnsupportedError(
@@ -172,58 +162,3 @@ def is_alone() -> bool:
 def trains_together() -> bool:
     """Whether the caller is one of several replicas that synchronise in each step."""
     return in_several_replicas() and not is_alone()
-
-
-def fingerprint(function: Function) -> str:
-    """Hashes a function's (or property's) source without docstring, comments and blank lines.
-
-    It sees through decorators that use `functools.wraps`, such as installed repairs. It hashes text, not the syntax
-    tree, whose printed form differs between Python versions.
-
-    Raises:
-        OSError, TypeError: If there is no source to read.
-    """
-    source = textwrap.dedent(inspect.getsource(getattr(function, "fget", function)))
-    lines = source.splitlines()
-    with _no_collection():
-        definition: Any = ast.parse(source).body[0]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
-    if ast.get_docstring(definition) is not None:
-        docstring = definition.body[0]
-        del lines[docstring.lineno - 1 : docstring.end_lineno]
-    code = "\n".join(line.rstrip() for line in lines if line.strip())
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collects no garbage in a block: Python 3.11's parser fails if a finaliser runs meanwhile."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _find(target: str) -> tuple[Any, str, Function]:
-    """Returns the module or class that holds a function, its name there, and the function."""
-    module, _, path = target.partition(":")
-    *owners, name = path.split(".")
-    owner = functools.reduce(getattr, owners, importlib.import_module(module))
-    return owner, name, getattr(owner, name)
-
-
-def _put(target: str, old: Function, new: Function) -> None:
-    owner, name, _ = _find(target)
-    if not isinstance(owner, ModuleType):
-        setattr(owner, name, new)
-        return
-    # `from module import function` created names for it in other modules.
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            for alias in [alias for alias, value in list(vars(module).items()) if value is old]:
-                vars(module)[alias] = new

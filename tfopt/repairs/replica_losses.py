@@ -16,11 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.losses import loss as loss_module
-from keras.src.trainers.data_adapters import data_adapter_utils
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.graphs import FuncGraph
+from tfopt.internals.training import unscale_loss_for_distribution
 from tfopt.model.loss_terms import DIVIDED, SUMMED, UNDIVIDED, Terms, depends_on, update_without
 from tfopt.repairs.repair import Function, Repair, in_several_replicas, is_alone
 
@@ -167,7 +166,7 @@ def _undivided(model: Any, where: str = "") -> UnsupportedError:
 
 def _whole(value: Any) -> Any:
     step = _step()
-    return loss_module.unscale_loss_for_distribution(value) if step is not None and step.divides(value) else value
+    return unscale_loss_for_distribution(value) if step is not None and step.divides(value) else value
 
 
 def _logging_whole(original: Function) -> Function:
@@ -293,7 +292,7 @@ def _probe(model: Any, batch: Any) -> None:
 
 def _losses(model: Any, batch: Any) -> tuple[list[float], list[tuple[Any, Any, Any]]]:
     """What layers add to the loss, and each compiled loss with its arguments."""
-    x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     y_pred = model(x, training=False)
     added = [float(tf.reduce_sum(loss)) for loss in model.losses]
     _here.calls = []
@@ -362,7 +361,7 @@ REPLICA_LOSSES = Repair(
     reference="Keras, scale_loss_for_distribution in keras/src/losses/loss.py; no upstream report was found.",
     broken={
         f"{_TENSORFLOW_TRAINER}._make_function": frozenset({"703051878417df76"}),
-        f"{_TRAINER}._symbolic_build": frozenset({"949741cb25aee9e4"}),
+        f"{_TRAINER}._symbolic_build": frozenset({"949741cb25aee9e4", "c43cd90843d7dd72"}),
         f"{_LOSS}:Loss.__call__": frozenset({"90f470ab3f051183"}),
         f"{_LOSS}:scale_loss_for_distribution": frozenset({"d51ce2890a926a77"}),
         f"{_LOSS}:unscale_loss_for_distribution": frozenset({"7d7ba58a65159a39"}),
@@ -396,5 +395,6 @@ REPLICA_LOSSES = Repair(
         f"{_STRATEGIES}:ReplicaContextBase.num_replicas_in_sync": _noting_questions,
         f"{_STRATEGIES}:ReplicaContextBase.all_reduce": functools.partial(_noting, "shared"),
     },
+    on_top=True,
     without="Return keras.losses.Loss objects' values from compute_loss, and add_loss means only.",
 )

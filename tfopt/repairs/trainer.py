@@ -13,11 +13,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses import loss as loss_module
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.training import has_keras_own, unscale_loss_for_distribution
 from tfopt.repairs.fit_data import explained_input_errors
 from tfopt.repairs.repair import Function, Repair
 
@@ -85,7 +83,7 @@ MULTI_WORKER = Repair(
         f"{_MODULE}:reduce_per_replica": frozenset({"ecf2ff48d4d6dbb6"}),
         f"{_TRAINER}._maybe_symbolic_build": frozenset({"f8854e57c6c86238"}),
         f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
-        f"{_TRAINER}.evaluate": frozenset({"9ad3bb843b4d8584"}),
+        f"{_TRAINER}.evaluate": frozenset({"9ad3bb843b4d8584", "162deb84e1b61c0d"}),
         f"{_TRAINER}.predict": frozenset({"994b523efcb655cd"}),
     },
     replace={
@@ -123,7 +121,7 @@ def _one_by_one(original: Function) -> Function:
     def _make_function(self: Any, step_function: Function) -> Function:
         if _replicas(self) == 1:
             return original(self, step_function)
-        if self.jit_compile and type(self).train_step is not TensorFlowTrainer.train_step:
+        if self.jit_compile and not has_keras_own(self, "train_step"):
             warnings.warn(
                 f"Expected Keras' own train_step under jit_compile=True with several replicas. Found: "
                 f"{type(self).__name__}.train_step, of which XLA compiles only calls of super().train_step. Compute "
@@ -160,7 +158,7 @@ def _differentiating(original: Function) -> Function:
     def train_step(self: Any, data: Any) -> Any:
         if _replicas(self) == 1 or not self.jit_compile or self.run_eagerly or not self.trainable_weights:
             return original(self, data)
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         examples = tf.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
         weights = self.trainable_weights
 
@@ -183,7 +181,7 @@ def _differentiating(original: Function) -> Function:
                 "Found: one that synchronises, through BatchNormalization(synchronized=True), a mask, or a loss that "
                 "divides by the sum of its sample weights. Compile with jit_compile=False."
             ) from error
-        self._loss_tracker.update_state(loss_module.unscale_loss_for_distribution(loss), sample_weight=examples)
+        self._loss_tracker.update_state(unscale_loss_for_distribution(loss), sample_weight=examples)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
@@ -271,7 +269,7 @@ SHARED_FILES = Repair(
     reference="Keras, save_model in keras/src/saving/saving_lib.py; no upstream report was found.",
     broken={
         f"{_SAVING}:save_model": frozenset({"9e69ac53f5426cf6"}),
-        f"{_SAVING}:save_weights_only": frozenset({"b6843e7292f03c0a"}),
+        f"{_SAVING}:save_weights_only": frozenset({"b6843e7292f03c0a", "32a5c68cfeeac14d"}),
         _HDF5: frozenset({"be7135d2264f06ff"}),
         f"{_FILES}:makedirs": frozenset({"e4d370237ffa4f77"}),
         f"{_BACKUP}.on_train_end": frozenset({"0a689ee55ae91bd7"}),

@@ -156,8 +156,8 @@ UNEVEN_BATCHES = Repair(
         f"{_LOSS}:scale_loss_for_distribution": frozenset({"d51ce2890a926a77"}),
         f"{_LOSS}:unscale_loss_for_distribution": frozenset({"7d7ba58a65159a39"}),
         f"{_LOSS}:reduce_values": frozenset({"426eafe27d1d3164"}),
-        f"{_LOSS}:apply_mask": frozenset({"fea4b325cbec9bec"}),
-        f"{_NORMALIZATION}._moments": frozenset({"4ef2dd17257b8c7f"}),
+        f"{_LOSS}:apply_mask": frozenset({"fea4b325cbec9bec", "8d23954a98963c02"}),
+        f"{_NORMALIZATION}._moments": frozenset({"4ef2dd17257b8c7f", "ff851231065f0b99"}),
     },
     replace={
         f"{_TRAINER}._make_function": _weighing,

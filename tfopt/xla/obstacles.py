@@ -13,10 +13,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework import kernels
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from tfopt.errors import summarize_error
+from tfopt.internals.graphs import devices_with_kernel
+from tfopt.internals.runtime import is_op_determinism_enabled
 from tfopt.repairs import recomputation_refused
 from tfopt.repairs.xla_operations import wrong_under_xla
 from tfopt.xla.traced_graph import TracedOperation, layer_of, recorded_scopes, traced_operations
@@ -289,7 +289,7 @@ def _unsupported_operations(operations: Iterable[TracedOperation]) -> tuple[Obst
     found: dict[_Where, Obstacle] = {}
     for one in operations:
         kind = one.operation.type
-        if all(kernel.device_type != compiler for kernel in kernels.get_registered_kernels_for_op(kind).kernel):
+        if compiler not in devices_with_kernel(kind):
             remedy = next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, kind)), _OTHERWISE)
             _keep(found, _obstacle("operation", "XLA has no kernel for", one, "", remedy))
     return tuple(found.values())

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfopt.errors import TfoptError
+from tfopt.internals.graphs import ConcreteFunction
+from tfopt.internals.patches import Patch, put, undo
 from tfopt.xla.log.compilations import Compilation, sizes
 from tfopt.xla.log.traced_functions import traced_function
 from tfopt.xla.toggles import set_jit
@@ -152,17 +153,14 @@ class Reactor:
 
 _reactors: list[Reactor] = []
 _lock = threading.Lock()
-_original = ConcreteFunction._call_flat
 
 
 @contextlib.contextmanager
 def reacting(reactor: Reactor) -> Iterator[None]:
     """Tells the reactor of every call of a tf.function in the block."""
-    global _original
     with _lock:
         if not _reactors:
-            _original = ConcreteFunction._call_flat
-            ConcreteFunction._call_flat = _calling(_original)
+            put([_PATCH])
         _reactors.append(reactor)
     try:
         yield
@@ -170,7 +168,7 @@ def reacting(reactor: Reactor) -> Iterator[None]:
         with _lock:
             _reactors.remove(reactor)
             if not _reactors:
-                ConcreteFunction._call_flat = _original
+                undo([_PATCH])
 
 
 def _calling(original: Any) -> Any:
@@ -182,3 +180,6 @@ def _calling(original: Any) -> Any:
         return result
 
     return call
+
+
+_PATCH = Patch(ConcreteFunction, "_call_flat", _calling, "xla.watch")

@@ -1,13 +1,15 @@
 """Operations of a traced step, each with its layer and the line of the user's code that made it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from tfopt.internals.patches import patched
 
 _TFOPT = f"{Path(__file__).parents[1]}{os.sep}"
 # Frames outside these called tfopt; they are not part of the model.
@@ -34,20 +36,19 @@ def recorded_scopes() -> Iterator[dict[str, keras.Layer]]:
     A scope's name is ambiguous: Keras opens each scope twice and TensorFlow numbers the second, so `dense_1` may belong
     to layer `dense` or to one called `dense_1`.
     """
-    original = keras.layers.Layer._open_name_scope
     layers: dict[str, keras.Layer] = {}
 
-    @contextmanager
-    def opened(layer: keras.Layer) -> Iterator[Any]:
-        with original(layer) as scope:
-            layers[tf.get_current_name_scope()] = layer
-            yield scope
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def opened(layer: keras.Layer) -> Iterator[Any]:
+            with original(layer) as scope:
+                layers[tf.get_current_name_scope()] = layer
+                yield scope
 
-    keras.layers.Layer._open_name_scope = opened
-    try:
+        return opened
+
+    with patched(keras.layers.Layer, "_open_name_scope", recording, by="xla.explain"):
         yield layers
-    finally:
-        keras.layers.Layer._open_name_scope = original
 
 
 def traced_operations(graph: tf.Graph, scopes: Mapping[str, keras.Layer]) -> Iterator[TracedOperation]:

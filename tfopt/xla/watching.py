@@ -9,10 +9,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from tfopt import checks
 from tfopt.errors import UnsupportedError
+from tfopt.internals.graphs import Function
+from tfopt.internals.patches import Patch, put, undo
 from tfopt.text import Shown
 from tfopt.xla.log.compilations import Compilation, History, LogParser
 from tfopt.xla.log.framework import Verbosity
@@ -227,15 +228,14 @@ class _SignatureListener:
         self._watches = 0
         self._history = History()
         self._seen: weakref.WeakKeyDictionary[Any, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
-        self._original: Any = None  # Function.__call__, while a watch is open
+        self._patch = Patch(Function, "__call__", self._noting, "xla.watch")
         self.events: list[Compilation] = []
 
     def open(self) -> None:
         with self._lock:
             self._watches += 1
             if self._watches == 1:
-                self._original = polymorphic_function.Function.__call__
-                polymorphic_function.Function.__call__ = self._noting(self._original)
+                put([self._patch])
 
     def sync(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Does nothing; signatures are noted at once."""
@@ -248,7 +248,7 @@ class _SignatureListener:
         with self._lock:
             self._watches -= 1
             if not self._watches:
-                polymorphic_function.Function.__call__ = self._original
+                undo([self._patch])
 
     def _noting(self, original: Any) -> Any:
         @functools.wraps(original)

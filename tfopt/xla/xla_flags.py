@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 
 from tfopt.errors import UnsupportedError
+from tfopt.hardware.gpu_memory import devices_started
 from tfopt.text import Shown
 from tfopt.xla.log.framework import framework_library, mapped
 
@@ -81,7 +82,9 @@ def flags(**values: bool | int | float | str) -> XlaFlags:
     text = format_flags(before | asked)
     if asked and text != _set_in_time:
         _check(before, asked)
-        if devices_started():
+        # On a CPU, XLA reads its flags later, at its first compilation. On a GPU, other code may read them as soon as
+        # the device exists, and TensorFlow does not say whether it has. So this is the last safe moment.
+        if devices_started() is not False:
             raise UnsupportedError(
                 f"Expected XLA flags before TensorFlow starts its devices. Found: they have started, and XLA may "
                 f"have read its flags. Call tfopt.xla.flags(...) before the first tensor, dataset or model, or start "
@@ -89,19 +92,6 @@ def flags(**values: bool | int | float | str) -> XlaFlags:
             )
         os.environ["XLA_FLAGS"] = _set_in_time = text
     return XlaFlags(before | asked, replaced)
-
-
-def devices_started() -> bool:
-    """Whether TensorFlow has started its devices, as the first tensor, dataset or model makes it do.
-
-    On a CPU, XLA reads its flags later, at its first compilation. On a GPU, other code may read them as soon as the
-    device exists, and TensorFlow does not say whether it has. So this is the last safe moment.
-    """
-    module = sys.modules.get("tensorflow.python.eager.context")
-    if module is None:
-        return False
-    context = getattr(module, "_context", True)
-    return context is not None and getattr(context, "_initialized", True)
 
 
 def _text(name: str, value: object) -> str:

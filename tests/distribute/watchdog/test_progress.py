@@ -11,26 +11,18 @@ from quick import first_quick
 from tfopt.distribute.watchdog import progress as progress_module
 from tfopt.distribute.watchdog.progress import Deadline, Progress, count_progress
 from tfopt.distribute.watchdog.training_process import Intervals
+from tfopt.internals.patches import present, undo
 
 INTERVALS = Intervals(progress_seconds=100, beat_seconds=2, silent_seconds=20)
-HOOKED = [
-    *((keras.callbacks.CallbackList, name) for name in progress_module._PLACES),
-    *((keras.Model, name) for name in ("save", "save_weights", "load_weights")),
-    *((tf.train.Checkpoint, name) for name in ("write", "save", "read", "restore")),
-    (tf.train.CheckpointManager, "save"),
-    (type(tf.function(len)), "__call__"),
-    (tf.distribute.Strategy.__base__, "run"),
-]
 
 
 @pytest.fixture
 def progress(monkeypatch):
     """A fresh count; what hooks replace is restored."""
-    for owner, name in HOOKED:
-        monkeypatch.setattr(owner, name, getattr(owner, name))
     fresh = Progress()
     monkeypatch.setattr(progress_module, "progress", fresh)
-    return fresh
+    yield fresh
+    undo(patch for patch in present() if patch.by == progress_module.BY)
 
 
 class Clock:

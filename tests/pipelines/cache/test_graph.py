@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from tfopt.internals.graphs import definition_of
 from tfopt.pipelines.cache.graph import _FILES, _PURE, _Walk, hash_graph
 from tfopt.pipelines.shared.nondeterminism import kind_of_operation
 from tfopt.pipelines.sources.source import held_on_host
@@ -99,7 +99,7 @@ def test_operations_that_are_given_a_place_outside_are_refused():
     only_told = {"CTCBeamSearchDecoder", "TensorSliceDataset", "RegisterDataset", "RegisterDatasetV2"}
     only_told |= {"DebugIdentity", "DebugNanCount", "DebugNumericSummary"}  # none of them reads there
     for name in dir(tf.raw_ops):
-        definition = op_def_registry.get(name)
+        definition = definition_of(name)
         if definition is not None and name not in only_told:
             parts = [*definition.input_arg, *definition.attr]
             if any(PLACE.search(part.name) for part in parts):
@@ -107,8 +107,8 @@ def test_operations_that_are_given_a_place_outside_are_refused():
 
 
 def test_listed_operations_exist_and_none_that_draws_is_pure():
-    assert all(op_def_registry.get(name) is not None for name in _PURE | _FILES)
+    assert all(definition_of(name) is not None for name in _PURE | _FILES)
     assert "random" not in map(kind_of_operation, _PURE)
-    assert all(op_def_registry.get(name).is_stateful for name in _PURE)
+    assert all(definition_of(name).is_stateful for name in _PURE)
     assert _Walk([], reads_files=False)._unseen("Timestamp")
     assert _Walk([], reads_files=False)._unseen("Text>Tokenize") == "which is none of TensorFlow's own operations"

@@ -6,13 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from models import assert_same_state, state
 from precision_nets import X, Y, cross_entropy, functional
 from quick import first_quick
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.scopes import global_seeds
 from tfopt.model.layers import layer_paths
 from tfopt.precision import apply, check
 
@@ -158,7 +157,7 @@ class Noise(layers.Layer):
 def test_draws_that_a_seed_makes_the_same_are_no_difference(policy):
     model = functional(lambda x: layers.Dense(3)(Noise()(layers.Dense(8)(x))))
     keras.random.normal(())  # makes the seed that all layers without one of their own share
-    seed = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR).state
+    seed = global_seeds().state
     before, shared = state(model), seed.numpy().tolist()
     report = check(model, (X, Y), policy)
     assert_same_state(before, state(model))

@@ -2,12 +2,19 @@
 
 import keras
 import numpy as np
-from keras.src.applications import convnext, densenet, resnet  # their makers are not public
 
 from precision_matrix.image_nets import images
 from precision_matrix.nets import compiled, random
+from tfopt.internals.sources import find
 
 layers, ops = keras.layers, keras.ops
+
+
+def _maker(path):
+    """Of Keras' applications, whose makers are not public."""
+    return getattr(*find(f"keras.src.applications.{path}"))
+
+
 apps = keras.applications
 
 
@@ -23,15 +30,16 @@ def of_application(make, size=32, **options):
 
 
 def small_dense_net(**options):
-    return densenet.DenseNet([2, 2, 2, 2], **options)
+    return _maker("densenet:DenseNet")([2, 2, 2, 2], **options)
 
 
 def small_res_net(**options):
     def stack(x):
-        x = resnet.stack_residual_blocks_v1(x, 8, 2, stride1=1, name="a")
-        return resnet.stack_residual_blocks_v1(x, 16, 2, name="b")
+        blocks = _maker("resnet:stack_residual_blocks_v1")
+        x = blocks(x, 8, 2, stride1=1, name="a")
+        return blocks(x, 16, 2, name="b")
 
-    return resnet.ResNet(stack, preact=False, use_bias=True, **options)
+    return _maker("resnet:ResNet")(stack, preact=False, use_bias=True, **options)
 
 
 APPLICATIONS = {
@@ -42,7 +50,7 @@ APPLICATIONS = {
     "MobileNetV3": of_application(apps.MobileNetV3Small, alpha=0.75, minimalistic=True),
     "EfficientNetB0": of_application(apps.EfficientNetB0),
     "ConvNeXt": of_application(
-        lambda **options: convnext.ConvNeXt([1, 1, 2, 1], [16, 32, 64, 128], name="convnext", **options)
+        lambda **options: _maker("convnext:ConvNeXt")([1, 1, 2, 1], [16, 32, 64, 128], name="convnext", **options)
     ),
 }
 

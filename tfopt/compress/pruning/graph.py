@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.models.functional import Functional
 
 # These two register their rules.
 from tfopt.compress.pruning import attention_rules as attention_rules
@@ -25,6 +24,7 @@ from tfopt.compress.pruning.units import (
 )
 from tfopt.compress.versions.rebuilding import Kept, runs_its_graph
 from tfopt.errors import UnsupportedError
+from tfopt.internals.layers import Functional
 from tfopt.model.layers import layer_paths
 from tfopt.model.products import graph_nodes
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.ops import nn, numpy
 
 from tfopt.compress.pruning.rules import follow
 from tfopt.compress.pruning.units import Call, Channels, Fixed, NotUnderstoodError, Numbers, Tensor
+from tfopt.internals.layers import nn, numpy
 
 _LAYERS = keras.layers
 _ELEMENTWISE = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.utils.python_utils import pythonify_logs
 
+from tfopt.internals.training import pythonify_logs
 from tfopt.measure import StepTimer, StepTimes, interleave
 from tfopt.measure.timers import wait
 from tfopt.memory.estimating import size_mib

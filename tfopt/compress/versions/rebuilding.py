@@ -7,10 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.models.functional import Functional, functional_like_constructor
-from keras.src.saving.serialization_lib import SafeModeScope
 
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
+from tfopt.internals.layers import Functional, SafeModeScope, functional_like_constructor
 from tfopt.model.products import graph_nodes
 from tfopt.model.state import layers_in_float32, python_random_kept
 

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from tfopt.distribute.cluster.together import all_or_none, exchange
 from tfopt.distribute.data_check.reading import Reading, keep_first_batch, read, read_again
 from tfopt.distribute.data_check.samples import digest
 from tfopt.distribute.data_check.verdict import Verdict, judge_epoch, judge_generator, judge_start
 from tfopt.errors import PipelineError
+from tfopt.internals.training import GeneratorDataAdapter
 from tfopt.repairs.repair import Function, Repair
 from tfopt.warn import warn_once
 
@@ -251,7 +251,7 @@ DATA_CHECK = Repair(
     reference="Keras, TensorFlowTrainer.fit; tf.distribute, experimental_distribute_dataset.",
     broken={
         f"{_TRAINER}.fit": frozenset({"c443656a13e238bb"}),
-        _COMPILED: frozenset({"f8b15000a5e60f70"}),
+        _COMPILED: frozenset({"f8b15000a5e60f70", "d1520e3c1d38b0d5"}),
         f"{_TRAINER}.make_train_function": frozenset({"07690b1868e9d6df"}),
         f"{_TRAINER}._maybe_symbolic_build": frozenset({"f8854e57c6c86238"}),
         f"{_EPOCHS}.__init__": frozenset({"794703988bd2156e"}),

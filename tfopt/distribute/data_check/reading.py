@@ -4,11 +4,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from tensorflow.python.eager import context
 
 from tfopt.distribute.data_check.samples import Rows, sample, sample_source
+from tfopt.internals.runtime import global_seed
+from tfopt.internals.training import ArrayDataAdapter, PyDatasetAdapter
 from tfopt.pipelines.shared.frozen_draws import nodes
 from tfopt.pipelines.shared.nondeterminism import lineage
 from tfopt.pipelines.sources.parts import IN_PARTS, Part
@@ -87,7 +86,7 @@ def read(iterator: Any) -> Reading:
     whole = not iterator.steps_per_epoch
     if isinstance(adapter, ArrayDataAdapter):
         # Keras shuffles positions with TensorFlow's global seed.
-        seed = context.global_seed()
+        seed = global_seed()
         stages = [("fit's shuffle with the seed", [] if seed is None else [seed])] if adapter._shuffle else []
         return Reading(
             steps=steps, examples=int(adapter._num_samples), whole=whole, stages=stages, rows=sample(adapter._inputs)

@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Any
 
 from tfopt.distribute.watchdog.training_process import Intervals
+from tfopt.internals.patches import Patch, put
 
+BY = "count_progress"
 # Hooks of Keras' CallbackList, and where in which loop the process then is.
 _PLACES = {
     "on_epoch_begin": ("start", "epoch"),
@@ -32,7 +34,8 @@ class Progress:
     """What the hooks of `count_progress` have seen. There is one for the process: `progress`."""
 
     def __init__(self) -> None:
-        self.counted = False  # whether the hooks of the deadline are there
+        self.placed = False  # whether the hooks that name the place are there
+        self.counted = False  # whether those of the deadline are
         self.moves = 0
         self.at = self.loop = ""
         self.epoch = self.step = 0
@@ -94,24 +97,20 @@ def count_progress(*, deadline: bool = True) -> None:
     import keras
     import tensorflow as tf
 
-    callbacks = keras.callbacks.CallbackList
-    if not hasattr(callbacks.on_epoch_begin, "__wrapped__"):
-        for name, place in _PLACES.items():
-            _replace(callbacks, name, functools.partial(_placed, *place))
+    if not progress.placed:
+        progress.placed = True
+        callbacks = keras.callbacks.CallbackList
+        put(Patch(callbacks, name, functools.partial(_placed, *place), BY) for name, place in _PLACES.items())
     if deadline and not progress.counted:
         progress.counted = True
-        _replace(type(tf.function(count_progress)), "__call__", _counted)
-        _replace(tf.distribute.Strategy.__base__, "run", _counted)
-        _replace(tf.train.CheckpointManager, "save", _counted)
-        for name in ("write", "save", "read", "restore"):
-            _replace(tf.train.Checkpoint, name, _counted)
-        for name in ("save", "save_weights", "load_weights"):
-            _replace(keras.Model, name, _counted)
-
-
-def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    stock = getattr(owner, name)
-    setattr(owner, name, functools.wraps(stock)(make(stock)))
+        counted = (
+            (type(tf.function(count_progress)), ["__call__"]),
+            (tf.distribute.Strategy.__base__, ["run"]),
+            (tf.train.CheckpointManager, ["save"]),
+            (tf.train.Checkpoint, ["write", "save", "read", "restore"]),
+            (keras.Model, ["save", "save_weights", "load_weights"]),
+        )
+        put(Patch(owner, name, _counted, BY) for owner, names in counted for name in names)
 
 
 def _counted(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context, execute
+
+from tfopt.internals.runtime import run_operation
 
 _MOST_ELEMENTS = 2**26
 
@@ -201,7 +202,7 @@ def _value(tensor: tf.Tensor) -> np.ndarray | None:
             attributes += [attribute.name, value.as_datatype_enum if isinstance(value, tf.DType) else value]
         outputs = len(operation.outputs)
         try:
-            return execute.execute(operation.type.encode(), outputs, inputs, tuple(attributes), context.context())
+            return run_operation(operation.type, outputs, inputs, attributes)
         except (tf.errors.OpError, TypeError, ValueError):  # an attribute that only graphs take
             return None
 

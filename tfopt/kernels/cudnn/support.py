@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.eager.forwardprop_util import pack_tangents
-from tensorflow.python.framework.config import is_op_determinism_enabled
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from tfopt.internals import graphs
+from tfopt.internals.runtime import has_tangents, is_op_determinism_enabled
 
 # cuDNN before 9.0 refused shorter sequences (cudnn-frontend, scaled_dot_product_flash_attention.h), which gain little.
 SHORTEST = 64
@@ -14,7 +14,7 @@ SHORTEST = 64
 def obstacles(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Iterator[str]:
     """Yields what rules out cuDNN for an attention while it is traced; nothing if cuDNN can compute it."""
     yield from step_obstacles()
-    if pack_tangents([query, key, value]).tangents:
+    if has_tangents([query, key, value]):
         yield "a ForwardAccumulator, for which cuDNN has no derivative"
     yield from _head_obstacles(query.dtype.name, query.shape[-1], value.shape[-1])
     if len({query.dtype, key.dtype, value.dtype}) > 1:
@@ -64,7 +64,7 @@ def _head_obstacles(dtype: str, key_size: int | None, value_size: int | None) ->
 
 def in_xla() -> bool:
     """Whether the code being traced becomes part of a function with `jit_compile=True`."""
-    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    return not tf.executing_eagerly() and graphs.in_xla(tf.compat.v1.get_default_graph())
 
 
 def device_type() -> str:

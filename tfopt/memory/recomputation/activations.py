@@ -10,13 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import activations
-from keras.src.layers.convolutional.base_conv import BaseConv
-from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
-from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
-from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
-from keras.src.models.functional import Functional
-from keras.src.ops import nn
 
+from tfopt.internals.layers import Functional, nn
 from tfopt.memory.recomputation.rerunning import Part, is_differentiated, is_stateful
 from tfopt.model.layers import layer_paths, layers_and_graphs
 
@@ -35,7 +30,10 @@ _OPERATIONS = (
 # They keep their input for the gradient of their weights, and apply `activation` last.
 _LINEAR = (
     *(keras.layers.Dense, keras.layers.EinsumDense),
-    *(BaseConv, BaseConvTranspose, BaseDepthwiseConv, BaseSeparableConv),
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+    *(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose),
+    *(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D),
+    *(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D),
 )
 
 

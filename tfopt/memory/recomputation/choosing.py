@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
-from keras.src.ops.function import Function
 
+from tfopt.internals.layers import Functional
 from tfopt.memory.recomputation.activations import Activations
 from tfopt.memory.recomputation.rerunning import Part
 from tfopt.model.layers import is_keras_own, layer_paths
@@ -26,7 +25,7 @@ class SegmentedGraph:
         owner: The model of the graph, whose `losses` are looked at; a Sequential's graph is not asked for them.
     """
 
-    def __init__(self, graph: Functional, segments: Sequence[Function], owner: keras.Layer) -> None:
+    def __init__(self, graph: Functional, segments: Sequence[keras.Function], owner: keras.Layer) -> None:
         self.graph = graph
         self._owner = owner
         self._segments = segments
@@ -38,7 +37,7 @@ class SegmentedGraph:
         tensors = dict(zip(map(id, self.graph.inputs), keras.tree.flatten(inputs), strict=True))
         for index, segment in enumerate(self._segments):
 
-            def run(values: Any, segment: Function = segment) -> Any:
+            def run(values: Any, segment: keras.Function = segment) -> Any:
                 return segment._run_through_graph(values, operation_fn, call_fn)
 
             twice = Part(f"the segment up to {segment.name!r}", run, self._owner)
@@ -235,7 +234,7 @@ def _layers_in(operation: Any) -> int:
     return sum(not (layer._layers or isinstance(layer, keras.layers.InputLayer)) for layer in inner)
 
 
-def _functions(segments: Sequence[Sequence[Any]], graph: Functional) -> list[Function]:
+def _functions(segments: Sequence[Sequence[Any]], graph: Functional) -> list[keras.Function]:
     functions = []
     for index, calls in enumerate(segments):
         made = {id(tensor): tensor for call in calls for tensor in call.outputs}
@@ -243,7 +242,7 @@ def _functions(segments: Sequence[Sequence[Any]], graph: Functional) -> list[Fun
         later = {id(tensor) for segment in segments[index + 1 :] for call in segment for tensor in call.input_tensors}
         later |= {id(tensor) for tensor in graph.outputs}
         functions.append(
-            Function(
+            keras.Function(
                 [tensor for key, tensor in used.items() if key not in made],
                 [tensor for key, tensor in made.items() if key in later],
                 name=calls[-1].operation.name,

@@ -15,13 +15,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import in_stateless_scope
-from keras.src.backend.common import global_state
-from tensorflow.python.eager import record
-from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops.control_flow_util_v2 import in_while_loop_defun
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.graphs import definition_of, in_loop, is_recorded, may_be_recorded
+from tfopt.internals.scopes import call_context, get_state, in_stateless_scope, set_state
 
 # What Keras attaches to tensors: the mask of a sequence, and the logits that a softmax was computed from.
 _ATTACHED = ("_keras_mask", "_keras_logits")
@@ -33,10 +30,7 @@ _REPEATABLE = {
 _STEP = "one_step_on_data"  # as Keras calls the function of a training step, and TensorFlow its graph
 # What a call depends on besides its arguments and Keras' variables, as pairs of a getter and a setter.
 _SURROUNDINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
-    *(
-        (partial(global_state.get_global_attribute, name), partial(global_state.set_global_attribute, name))
-        for name in ("current_call_ctx", "autocast_scope")
-    ),
+    *((partial(get_state, name), partial(set_state, name)) for name in ("current_call_ctx", "autocast_scope")),
     (random.getstate, random.setstate),
     (np.random.get_state, np.random.set_state),
 )
@@ -185,8 +179,8 @@ def is_differentiated(*arguments: Any) -> bool:
     # In a stateless scope Keras infers shapes, or a part that this one lies in is running.
     if tf.executing_eagerly() or symbolic or in_stateless_scope() or _in_loop():
         return False
-    context = global_state.get_global_attribute("current_call_ctx")
-    return bool(context is not None and context.get_value("training")) or record.could_possibly_record()
+    context = call_context()
+    return bool(context is not None and context.get_value("training")) or may_be_recorded()
 
 
 def _in_loop() -> bool:
@@ -196,7 +190,7 @@ def _in_loop() -> bool:
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and getattr(graph, "name", None) != _STEP:
-        if in_while_loop_defun(graph):
+        if in_loop(graph):
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
@@ -263,7 +257,7 @@ def _require_repeatable(name: str, given: Sequence[tf.Tensor]) -> Iterator[None]
     inside = {operation.name for operation in operations}
     used = {tensor.ref() for operation in operations for tensor in operation.inputs if tensor.op.name not in inside}
     for tensor in (reference.deref() for reference in used - {tensor.ref() for tensor in given}):
-        if _is_differentiable(tensor) and record.should_record_backprop([tensor]):
+        if _is_differentiable(tensor) and is_recorded(tensor):
             raise UnsupportedError(
                 f"Expected layers that get tensors as arguments. Found that {name} also uses {tensor.name!r}, computed "
                 "elsewhere, whose gradient would be lost. Pass it to the layer's call, or leave it out of `layers`."
@@ -296,11 +290,11 @@ def _kinds(graph: Any, operation: Any) -> Iterator[str]:
 
 @cache
 def _has_state(kind: str) -> bool:
-    definition = op_def_registry.get(kind)
+    definition = definition_of(kind)
     return definition is not None and definition.is_stateful
 
 
 @cache
 def _calls_functions(kind: str) -> bool:
-    definition = op_def_registry.get(kind)
+    definition = definition_of(kind)
     return definition is not None and any("func" in attribute.type for attribute in definition.attr)

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.patches import patched
+from tfopt.internals.training import BaseOptimizer
 from tfopt.model.layers import RecordedCall
 from tfopt.model.state import optimizers_of, same_draws
 
@@ -176,19 +177,19 @@ def _call(model: keras.Model, batch: Any) -> None:
 @contextmanager
 def _replaced(owner: type, name: str, hook: Callable[..., Any]) -> Iterator[None]:
     """Replaces a method for this thread; the hook gets the original first."""
-    original, thread = owner.__dict__[name], threading.get_ident()
+    thread = threading.get_ident()
 
-    @functools.wraps(original)
-    def method(*args: Any, **options: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(*args, **options)
-        return hook(original, *args, **options)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*args: Any, **options: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args, **options)
+            return hook(original, *args, **options)
 
-    setattr(owner, name, tf.autograph.experimental.do_not_convert(method))
-    try:
+        return tf.autograph.experimental.do_not_convert(method)
+
+    with patched(owner, name, make, by="the precision gate"):
         yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _dense(gradient: Any) -> tf.Tensor:

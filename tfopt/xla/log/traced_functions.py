@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.util import nest
+
+from tfopt.internals.graphs import Function, paths_and_leaves
 
 _STEPS = {"train_step": "training step", "test_step": "evaluation step", "predict_step": "prediction step"}
 _BATCH = ("x", "y", "sample_weight")
@@ -31,7 +31,7 @@ def traced_function(name: str) -> TracedFunction | None:
     TensorFlow keeps no list of its functions, so Python's garbage collector is asked for all of them (some 50 ms).
     """
     for function in gc.get_objects():
-        if type(function) is polymorphic_function.Function:  # isinstance would wake lazy objects
+        if type(function) is Function:  # isinstance would wake lazy objects
             # Its own list of them would trace it if it has an input signature.
             for concrete in function._function_cache.values():
                 if concrete.name.decode() == name:
@@ -57,6 +57,6 @@ def _input_names(concrete: Any, *, is_step: bool) -> Iterator[str]:
     if is_step and len(args) == 1 and isinstance(args[0], tuple) and len(args[0]) <= len(_BATCH):
         named = dict(zip(_BATCH, args[0], strict=False))
     for name, value in named.items():
-        for path, leaf in nest.flatten_with_tuple_paths(value, expand_composites=True):
+        for path, leaf in paths_and_leaves(value):
             if isinstance(leaf, tf.TypeSpec):  # a Python value is no input
                 yield name + "".join(f"[{key!r}]" for key in path).replace("'", '"')

@@ -1,0 +1,28 @@
+"""What Keras' models consist of beyond its public layers."""
+
+from keras.src.layers.preprocessing.index_lookup import IndexLookup
+from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.models.functional import Functional, functional_like_constructor
+from keras.src.ops import nn, numpy
+from keras.src.ops.core import Cast
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.saving.serialization_lib import SafeModeScope
+from keras.src.utils.naming import to_snake_case
+from keras.src.utils.tracking import Tracker, no_automatic_dependency_tracking
+from tensorflow.python.trackable.data_structures import TrackableDataStructure
+
+__all__ = [
+    "Cast",  # the operation that Keras puts before an input of another dtype
+    "Functional",  # a graph of layers; every Functional model is one
+    "IndexLookup",  # StringLookup and IntegerLookup
+    "KerasSaveable",  # layers, models, optimizers, metrics, losses
+    "LossFunctionWrapper",  # losses that are a function of y_true and y_pred
+    "SafeModeScope",
+    "TrackableDataStructure",  # what TensorFlow makes of a list or dict that is set as an attribute
+    "Tracker",  # finds the variables and layers that are set as attributes
+    "functional_like_constructor",  # whether a class is called as keras.Model(inputs, outputs)
+    "nn",  # operations of keras.ops, as classes
+    "no_automatic_dependency_tracking",
+    "numpy",  # operations of keras.ops, as classes
+    "to_snake_case",  # as layers are named after their class
+]

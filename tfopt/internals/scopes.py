@@ -1,0 +1,41 @@
+"""Keras' global state, and the scopes that are open in it."""
+
+from typing import Any
+
+import keras
+from keras.src.backend import in_stateless_scope, set_keras_mask
+from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+__all__ = [
+    "call_context",
+    "get_state",
+    "global_seeds",
+    "in_stateless_scope",  # whether variables get no values: shapes are inferred, or a function is made of a model
+    "in_symbolic_scope",  # whether a model is being built from KerasTensors
+    "set_keras_mask",
+    "set_state",
+]
+
+GLOBAL_SEEDS = "global_seed_generator"
+
+
+def get_state(name: str) -> Any:
+    """An attribute of Keras' state, by its name there; None if it was never set."""
+    return global_state.get_global_attribute(name)
+
+
+def set_state(name: str, value: Any) -> None:
+    """Sets an attribute of Keras' state. None means that it was never set."""
+    global_state.set_global_attribute(name, value)
+
+
+def global_seeds() -> keras.random.SeedGenerator | None:
+    """The seeds of layers and functions that have none of their own; None before any was drawn."""
+    generator: keras.random.SeedGenerator | None = get_state(GLOBAL_SEEDS)
+    return generator
+
+
+def call_context() -> Any:
+    """What the outermost layer in a call was called with, such as `training`; None outside of calls."""
+    return get_state("current_call_ctx")

@@ -1,0 +1,62 @@
+"""Functions of Keras and TensorFlow by name, and the fingerprints of their source."""
+
+import ast
+import functools
+import gc
+import hashlib
+import importlib
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+def find(target: str) -> tuple[Any, str]:
+    """The module or class that holds a function, "module:Class.function" or "module:function", and its name there.
+
+    Raises:
+        ImportError, AttributeError: If there is none.
+    """
+    module, _, path = target.partition(":")
+    *owners, name = path.split(".")
+    return functools.reduce(getattr, owners, importlib.import_module(module)), name
+
+
+def fingerprint(function: Function) -> str:
+    """Hashes a function's (or property's) source without docstring, comments and blank lines.
+
+    It sees through decorators that use `functools.wraps`, such as patches. It hashes text, not the syntax tree, whose
+    printed form differs between Python versions.
+
+    Raises:
+        OSError, TypeError: If there is no source to read.
+    """
+    source = textwrap.dedent(inspect.getsource(getattr(function, "fget", function)))
+    lines = source.splitlines()
+    with _no_collection():
+        definition: Any = ast.parse(source).body[0]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+    if ast.get_docstring(definition) is not None:
+        docstring = definition.body[0]
+        del lines[docstring.lineno - 1 : docstring.end_lineno]
+    code = "\n".join(line.rstrip() for line in lines if line.strip())
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collects no garbage in a block: Python 3.11's parser fails if a finaliser runs meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
