@@ -61,6 +61,13 @@ def run(send: Callable[[Any], None], case: Case, with_tfopt: bool, folder: Path)
     return found
 
 
+def repaired(with_tfopt: bool, folder: Path, name: str, measure: Callable[[], float | str]) -> float | str:
+    """What a probe measures, with a repair installed or in stock Keras."""
+    if with_tfopt:
+        repairs.install(name)
+    return measure()
+
+
 def forked(function: Callable[..., Any], *arguments: Any) -> int:
     """Calls a function in a fork of this process, where TensorFlow must not have run yet; returns its exit code.
 

@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfopt
-from defect_cases import Case, forked
+from defect_cases import Case, forked, repaired
+from tfopt.repairs.probes import one_device
 
 KILLS = 5
 SIDE = 1_500  # of a square kernel: a save takes long enough to be killed
@@ -137,39 +138,6 @@ def goes_on_at(with_tfopt, folder):
     return 3 + 8 - steps
 
 
-class Hungry(keras.layers.Layer):
-    """Needs as many numbers in memory as its inputs say."""
-
-    def call(self, x):
-        size = tf.cast(tf.reduce_max(x), tf.int64)
-        return x + 0 * tf.reduce_sum(tf.random.uniform([size])[:1])
-
-
-def after_out_of_memory(with_tfopt, folder):
-    """Steps that the optimizer has counted after a good one and one that ran out of memory."""
-    model = keras.Sequential([keras.Input((1,)), Hungry(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    if with_tfopt:
-        tfopt.repairs.install("failed_steps")
-    examples = tf.data.Dataset.from_tensor_slices(([[1.0], [float(2**44)]], [[0.0], [0.0]])).batch(1)
-    try:
-        model.fit(examples, verbose=0)
-    except tf.errors.ResourceExhaustedError:
-        return int(model.optimizer.iterations.numpy())
-    raise AssertionError("There was enough memory.")
-
-
-def unknown_length(with_tfopt, folder):
-    """Steps that the optimizer has counted after 6 epochs of 3 batches."""
-    model = one_weight()
-    if with_tfopt:
-        tfopt.repairs.install("extra_step")
-    ones = tf.ones((3, 1))
-    examples = tf.data.Dataset.from_tensor_slices((ones, ones)).batch(1).filter(lambda *_: True)
-    model.fit(examples, epochs=6, verbose=0)
-    return int(model.optimizer.iterations.numpy())
-
-
 def shuffle_warnings(with_tfopt, folder):
     """Warnings of a shuffle that fit ignores, for a dataset that is shuffled."""
     ones = np.ones((8, 1), "float32")
@@ -184,17 +152,6 @@ def shuffle_warnings(with_tfopt, folder):
     return sum("`shuffle=True` was passed" in str(warning.message) for warning in caught)
 
 
-def first_step(with_tfopt, folder):
-    """A weight of 1 after a step of 0.001 by ScheduleFreeAdamW."""
-    model = one_weight()
-    model.set_weights([np.ones((1, 1))])
-    model.compile(keras.optimizers.ScheduleFreeAdamW(0.001), lambda y, y_pred: -y_pred, jit_compile=False)
-    if with_tfopt:
-        tfopt.repairs.install("schedule_free")
-    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
-    return float(model.get_weights()[0][0, 0])
-
-
 CASES = (
     Case("D14", "`.keras` files lost in 5 kills during a save", 0, lost_as(".keras"), handled=False),
     Case("D14", "`.weights.h5` files lost", 0, lost_as(".weights.h5"), handled=False),
@@ -207,8 +164,24 @@ CASES = (
         handled=False,
     ),
     Case("D15", "batch at which an epoch backed up after batch 3 goes on", 3, goes_on_at, handled=False),
-    Case("D16", "steps counted after one, and one that ran out of memory", 1, after_out_of_memory),
-    Case("D19", "steps counted after 6 epochs of 3 batches", 18, unknown_length),
+    Case(
+        "D16",
+        "steps counted after one, and one that ran out of memory",
+        1,
+        partial(repaired, name="failed_steps", measure=one_device.failed_steps),
+    ),
+    Case(
+        "D19",
+        "steps counted after 6 epochs of 3 batches",
+        18,
+        partial(repaired, name="extra_step", measure=one_device.unknown_length),
+    ),
     Case("D20", "warnings about a shuffled dataset", 0, shuffle_warnings),
-    Case("D23", "a weight of 1 after a first step of 0.001", 1.001, first_step, tolerance=1e-5),
+    Case(
+        "D23",
+        "a weight of 1 after a first step of 0.001",
+        1.001,
+        partial(repaired, name="schedule_free", measure=one_device.first_step),
+        tolerance=1e-5,
+    ),
 )

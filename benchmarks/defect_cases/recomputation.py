@@ -4,13 +4,12 @@ import re
 from functools import partial
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tfopt
-from defect_cases import Case
+from defect_cases import Case, repaired
+from tfopt.repairs.probes import one_device
 
-ELEMENTS = 10_000
 BLOCKS = 4
 
 
@@ -18,38 +17,6 @@ def ask_for_repairs(with_tfopt):
     """Installs what tfopt has against recomputation that goes wrong."""
     if with_tfopt:
         tfopt.repairs.install("recomputation")
-
-
-def outputs_and_gradient(function, x):
-    """What a function gives in a graph, and the gradient of its sum."""
-
-    @tf.function(autograph=False)
-    def both(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            outputs = function(x)
-        return outputs, tape.gradient(outputs, x)
-
-    return both(x)
-
-
-def other_mask(with_tfopt, folder):
-    """The share of elements whose gradient is not that of what dropout did to them."""
-    ask_for_repairs(with_tfopt)
-    dropout = keras.layers.Dropout(0.5, seed=1)
-    dropped = keras.remat(lambda x: dropout(x, training=True))
-    # Of ones, the outputs are the factors by which dropout multiplied: the gradient of their sum.
-    outputs, gradient = outputs_and_gradient(dropped, tf.ones(ELEMENTS))
-    return float(np.mean(outputs.numpy() != gradient.numpy()))
-
-
-def averaged_twice(with_tfopt, folder):
-    """A moving mean of momentum 0.9 after a step on a batch whose mean is 1."""
-    ask_for_repairs(with_tfopt)
-    norm = keras.layers.BatchNormalization(momentum=0.9)
-    norm.build((None, 1))
-    outputs_and_gradient(keras.remat(lambda x: norm(x, training=True)), tf.constant([[0.0], [2.0]]))
-    return float(norm.moving_mean.numpy()[0])
 
 
 def by_hand(function):
@@ -89,8 +56,19 @@ def times_computed(with_tfopt, folder, recompute):
 with_keras, with_custom_gradient = (partial(times_computed, recompute=how) for how in (keras.remat, by_hand))
 
 CASES = (
-    Case("D4", "share of dropped elements with a wrong gradient", 0, other_mask),
-    Case("D4", "moving mean at momentum 0.9 after a batch of mean 1", 0.1, averaged_twice, 1e-6),
+    Case(
+        "D4",
+        "share of dropped elements with a wrong gradient",
+        0,
+        partial(repaired, name="recomputation", measure=one_device.other_mask),
+    ),
+    Case(
+        "D4",
+        "moving mean at momentum 0.9 after a batch of mean 1",
+        0.1,
+        partial(repaired, name="recomputation", measure=one_device.averaged_twice),
+        1e-6,
+    ),
     Case("D5", "tanh in XLA's program for 8, each recomputed by `keras.remat`", 16, with_keras),
     Case("D5", "by a `tf.custom_gradient` written by hand", 16, with_custom_gradient, handled=False),
 )

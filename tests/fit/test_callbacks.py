@@ -116,7 +116,8 @@ def test_nan_ends_the_training_at_its_step(pair):
             warnings.simplefilter("always")
             weighted = tf.data.Dataset.from_tensor_slices((X, Y, WITH_NAN)).batch(8)
             model.fit(weighted, epochs=3, verbose=0, shuffle=False, callbacks=[stop, trace])
-        named.append([str(warning.message) for warning in found])
+        # Not those of Keras 3.13 on NumPy.
+        named.append([str(warning.message) for warning in found if warning.category is UserWarning])
         return repr(trace.calls), int(model.optimizer.iterations)
 
     named = []

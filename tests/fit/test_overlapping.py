@@ -229,6 +229,7 @@ def test_a_keras_that_is_not_known_is_refused(monkeypatch):
         return dict(logs)
 
     monkeypatch.setattr("keras.src.utils.python_utils.pythonify_logs", pythonify_logs)
+    monkeypatch.setattr(PATCH, "probe", None)
     model = dense_net()
     with pytest.raises(UnsupportedError, match=r"pythonify_logs .*Found: a version .*Call model\.fit without tfopt"):
         fit.overlap(model)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from models import assert_same_state, batch, small_net, state
 from plain_attention import rounding
 from quick import first_quick
+from versions import since_keras
 
 from tfopt.internals.sources import find
 from tfopt.kernels import batch_norm, explain, fuse_batch_norm, undo
@@ -176,7 +177,7 @@ def test_what_is_no_dense_tensor_is_left_to_keras(make, kind):
     assert paths(fused)[0] == (f"a {kind}, where the kernel takes a dense tensor",)
 
 
-@pytest.mark.parametrize("option", ["synchronized", "renorm"])
+@pytest.mark.parametrize("option", ["synchronized", pytest.param("renorm", marks=since_keras("3.14"))])
 def test_what_a_layer_was_made_with_leaves_it_alone(option):
     model = one_layer(LAYERS.BatchNormalization(**{option: True}))
     assert fuse_batch_norm(model) == 0
@@ -304,6 +305,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from models import batch, small_net
+from versions import since_keras
 from tfopt.kernels import explain, fuse_batch_norm
 
 def trained(fused):

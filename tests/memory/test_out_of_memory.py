@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu
 from models import assert_same_state, state
+from versions import make_unknown, since_keras
 
 from tfopt import batch, errors, memory, repairs
 from tfopt.kernels import chunk_cross_entropy
@@ -414,6 +415,7 @@ def test_arrays_in_parts():
         net.train_on_batch(X[:100], Y[:100])
 
 
+@since_keras("3.14")  # which can recompute segments
 def test_remedies_without_figures_compile_nothing():
     found = explanation(dense_net(), x=(part for part in [(X, Y)]), y=None, shuffle=False)
     assert (
@@ -501,6 +503,6 @@ def test_it_repairs_the_count_of_steps(monkeypatch):
     with explained_errors(dense_net(2)):
         assert repairs.FAILED_STEPS.installed
     repairs.remove("failed_steps")
-    monkeypatch.setattr(repairs.FAILED_STEPS, "broken", dict.fromkeys(repairs.FAILED_STEPS.broken, frozenset()))
+    make_unknown(monkeypatch, repairs.FAILED_STEPS)
     with explained_errors(dense_net(2)):
         assert not repairs.FAILED_STEPS.installed

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from models import batch, small_net, state
 from quick import first_quick
+from versions import make_unknown
 
 from tfopt import precision, repairs
 from tfopt.errors import UnsupportedError
@@ -306,7 +307,7 @@ def test_what_is_refused_changes_nothing(policy, error):
 
 @pytest.mark.slow
 def test_an_unknown_keras_is_refused_before_anything_changes(monkeypatch):
-    monkeypatch.setattr(repairs.LOSS_SCALING, "broken", dict.fromkeys(repairs.LOSS_SCALING.broken, frozenset()))
+    make_unknown(monkeypatch, repairs.LOSS_SCALING)
     model = fitted()
     with pytest.raises(UnsupportedError, match="loss_scaling"):
         apply(model, "mixed_float16")

@@ -3,6 +3,7 @@ import threading
 
 import keras
 import pytest
+from versions import make_unknown
 
 from tfopt import hardware, precision, repairs
 from tfopt.errors import UnsupportedError
@@ -215,7 +216,7 @@ def test_other_policies_bring_none_of_them(policy, brought):
 @pytest.mark.parametrize("name", repairs.FLOAT16)
 def test_float16_is_refused_where_keras_is_not_known(monkeypatch, name):
     repair = repairs.REPAIRS[name]
-    monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
+    make_unknown(monkeypatch, repair)
     for use in (precision.set_policy, lambda policy: precision.policy(policy).__enter__()):
         with pytest.raises(UnsupportedError, match=repair.name):
             use("mixed_float16")
@@ -227,8 +228,7 @@ def test_float16_is_refused_where_keras_is_not_known(monkeypatch, name):
 
 def test_an_unknown_clear_session_is_only_warned_of_once(monkeypatch, caplog):
     forget_warnings()
-    broken = dict.fromkeys(repairs.CLEAR_SESSION.broken, frozenset({"other"}))
-    monkeypatch.setattr(repairs.CLEAR_SESSION, "broken", broken)
+    make_unknown(monkeypatch, repairs.CLEAR_SESSION)
     with caplog.at_level(logging.WARNING, "tfopt"):
         for _ in range(2):
             with precision.policy("mixed_bfloat16"):

@@ -5,6 +5,7 @@ import sys
 
 import keras
 import pytest
+from versions import make_unknown
 
 from tfopt import fit, repairs
 from tfopt.errors import UnsupportedError
@@ -32,13 +33,14 @@ NAMES = [
     "failed_steps",
     "schedule_free",
 ]
+BROKEN = {name: "absent" if repair.is_absent else "broken" for name, repair in repairs.REPAIRS.items()}
 
 
 def test_every_defect_is_in_the_installed_keras():
-    assert repairs.status().to_dict()["states"] == dict.fromkeys(NAMES, "broken")
+    assert repairs.status().to_dict()["states"] == BROKEN
     assert list(repairs.REPAIRS) == NAMES
     for name, repair in repairs.REPAIRS.items():
-        assert (repair.name, repair.applies(), repair.installed) == (name, True, False)
+        assert (repair.name, repair.applies(), repair.installed) == (name, not repair.is_absent, False)
         assert repair.defect.endswith(".")
         assert repair.without.endswith(".")
 
@@ -47,11 +49,13 @@ def test_every_defect_is_in_the_installed_keras():
 def test_installed_and_removed_by_name():
     compile = keras.Model.compile
     status = repairs.install("loss_scaling", "clear_session")
-    assert status.states == dict.fromkeys(NAMES, "broken") | {"loss_scaling": "repaired", "clear_session": "repaired"}
+    assert status.states == BROKEN | {"loss_scaling": "repaired", "clear_session": "repaired"}
     assert keras.Model.compile is not compile
-    assert repairs.install().states == dict.fromkeys(NAMES, "repaired")
+    assert repairs.install().states == BROKEN | {
+        name: "repaired" for name, state in BROKEN.items() if state == "broken"
+    }
     assert repairs.remove("clear_session").states["clear_session"] == "broken"
-    assert repairs.remove().states == dict.fromkeys(NAMES, "broken")
+    assert repairs.remove().states == BROKEN
     assert keras.Model.compile is compile
 
 
@@ -76,14 +80,14 @@ def test_losses_are_noted_over_what_divides_them_in_either_order():
 
 def test_the_status_reads_well(monkeypatch):
     repairs.install("clear_session")
-    plant(monkeypatch, "unscaled_loss")
+    make_unknown(monkeypatch, repairs.UNSCALED_LOSS)
     monkeypatch.setattr(repairs.LOSS_SCALING, "mended", repairs.LOSS_SCALING.broken)
     lines = str(repairs.status()).splitlines()
     assert [line.split("  ")[0] for line in lines[: len(NAMES)]] == NAMES
     for line, words in zip(lines, ["broken, not repaired", "fixed upstream", "unknown", "repaired "], strict=False):
         assert words in line
     assert lines[0].endswith("leaves the loss scale as it was.")
-    assert json.loads(json.dumps(repairs.status().to_dict()))["states"] == dict.fromkeys(NAMES, "broken") | {
+    assert json.loads(json.dumps(repairs.status().to_dict()))["states"] == BROKEN | {
         "replica_overflow": "broken",
         "loss_scaling": "mended",
         "unscaled_loss": "unknown",
@@ -108,14 +112,8 @@ def test_the_status_lists_all_that_is_patched():
     assert "overlap" not in repairs.status().patches
 
 
-def plant(monkeypatch, name):
-    """Makes one repair meet functions that it does not know."""
-    repair = repairs.REPAIRS[name]
-    monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
-
-
 def test_an_unknown_function_and_none_is_installed(monkeypatch):
-    plant(monkeypatch, "unscaled_loss")
+    make_unknown(monkeypatch, repairs.UNSCALED_LOSS)
     with pytest.raises(UnsupportedError, match=r"LossScaleOptimizer\.apply .*custom train_step calls"):
         repairs.install(*repairs.FLOAT16)
     assert "repaired" not in repairs.status().states.values()

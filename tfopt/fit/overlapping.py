@@ -6,6 +6,7 @@ Only the logs need a global change, a patch of Keras that passes each step's log
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from tfopt import checks
 from tfopt.errors import DeviceMemoryError, UnsupportedError
 from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
+from tfopt.internals.patches import patched
 from tfopt.internals.training import has_keras_own
 from tfopt.model.batches import ends_on_device
 from tfopt.model.layers import require_model
@@ -24,6 +26,7 @@ from tfopt.pipelines.device.device_stage import NotAttached, stage_of
 from tfopt.pipelines.device.placing import choose_device, is_gpu
 from tfopt.repairs import Repair
 from tfopt.repairs.optimizers import repair_optimizer
+from tfopt.repairs.probes import equal
 from tfopt.repairs.repair import Function
 from tfopt.warn import warn_once
 
@@ -283,7 +286,23 @@ def _deliver(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, l
     delivery.deliver(callbacks, hook, batch, LazyLogs(logs))
 
 
-PATCH = Repair(
+class _Patch(Repair):
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Patches in a block whatever the version, and overlaps each model that is compiled in it."""
+
+        def overlapped(stock: Function) -> Function:
+            def compile(model: Any, *args: Any, **kwargs: Any) -> None:
+                stock(model, *args, **kwargs)
+                _attach(model, Overlap(log_every=10, in_flight=InFlight(4, idle=True)))
+
+            return compile
+
+        with super().tried(), patched(keras.Model, "compile", overlapped, by=self.name):
+            yield
+
+
+PATCH = _Patch(
     name="overlap",
     defect="model.fit waits for the device on every step.",
     unpatched="Nothing is changed, and the model trains as it did:",
@@ -307,5 +326,6 @@ PATCH = Repair(
         f"{_LIST}._on_test_batch_end": _batch_end("on_test_batch_end", "test_function"),
         f"{_LIST}._on_predict_batch_end": _predict,
     },
+    probe=equal("tfopt.fit.overlapping:PATCH", "one_device:fitted"),
     without="Call model.fit without tfopt.fit.overlap.",
 )

@@ -1,5 +1,6 @@
 """What Keras' models consist of beyond its public layers."""
 
+import keras
 from keras.src.layers.preprocessing.index_lookup import IndexLookup
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional, functional_like_constructor
@@ -12,6 +13,7 @@ from keras.src.utils.tracking import Tracker, no_automatic_dependency_tracking
 from tensorflow.python.trackable.data_structures import TrackableDataStructure
 
 __all__ = [
+    "CUTS_GRAPHS",
     "Cast",  # the operation that Keras puts before an input of another dtype
     "Functional",  # a graph of layers; every Functional model is one
     "IndexLookup",  # StringLookup and IntegerLookup
@@ -26,3 +28,6 @@ __all__ = [
     "numpy",  # operations of keras.ops, as classes
     "to_snake_case",  # as layers are named after their class
 ]
+
+CUTS_GRAPHS = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 14)
+"""Whether a `keras.Function` may begin at tensors in the middle of a graph."""

@@ -164,7 +164,7 @@ _KNOWN = {
 def _options(layer: keras.layers.BatchNormalization) -> Iterator[str]:
     """Options of a layer that the kernel does not support."""
     for name in ("synchronized", "renorm"):
-        if getattr(layer, name):
+        if getattr(layer, name, False):  # renorm is of Keras 3.14
             yield f"{name}=True"
     # Options added later, as renorm was, may change the formula.
     unknown = sorted(set(inspect.signature(keras.layers.BatchNormalization).parameters) - _KNOWN)

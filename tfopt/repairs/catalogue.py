@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.internals import probing
 from tfopt.internals.patches import present
 from tfopt.repairs.fit_data import EXTRA_STEP, FAILED_STEPS, NUMPY_SLICES, SHUFFLE_WARNING
 from tfopt.repairs.layers import RANDOM_LAYERS, ROUNDED_IDS
@@ -69,7 +70,7 @@ class Status(Shown):
 
     states: dict[str, str]
     """Name of the repair → "repaired", "broken" (not repaired), "mended" (fixed upstream), "absent" (this Keras lacks
-    what has the defect) or "unknown"."""
+    what has the defect), "unknown" (`install` tries it first) or "refused" (tried in vain)."""
 
     patches: dict[str, list[str]] = field(default_factory=dict)
     """Functions of Keras and TensorFlow that something else of tfopt has patched: its name → theirs."""
@@ -83,7 +84,8 @@ class Status(Shown):
             "broken": "broken, not repaired",
             "mended": "fixed upstream",
             "absent": "not in this Keras",
-            "unknown": "unknown: tfopt refuses it",
+            "unknown": "unknown, not yet tried",
+            "refused": "refused: it does not fit",
         }
         width = max(map(len, self.states))
         lines = [
@@ -114,6 +116,7 @@ def install(*names: str) -> Status:
         replica_overflow  broken, not repaired       Under a tf.distribute strategy with several replicas, …
     """
     chosen = _chosen(names)
+    probing.verdicts([repair for repair in chosen if repair.probe and not _is_known(repair)])  # all in one process
     for repair in chosen:
         repair.applies()
     for repair in chosen:
@@ -160,10 +163,20 @@ def _chosen(names: tuple[str, ...]) -> list[Repair]:
     return [repair for name, repair in REPAIRS.items() if name in names or not names]
 
 
+def _is_known(repair: Repair) -> bool:
+    try:
+        repair.known()
+    except UnsupportedError:
+        return False
+    return True
+
+
 def _state(repair: Repair) -> str:
     if repair.installed:
         return "repaired"
+    if not _is_known(repair) and (repair.probe is None or probing.kept(repair) is None):
+        return "unknown"
     try:
         return "broken" if repair.applies() else "absent" if repair.is_absent else "mended"
     except UnsupportedError:
-        return "unknown"
+        return "refused"

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfopt.errors import PipelineError, UnsupportedError, summarize_error
 from tfopt.repairs.gradient_graph import depends_on
+from tfopt.repairs.probes import equal, on_one_device, on_replicas
 from tfopt.repairs.repair import Function, Repair
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
@@ -61,6 +62,7 @@ NUMPY_SLICES = Repair(
         f"{_PY_DATASET}.get_tf_dataset": frozenset({"3da51bbd1fd7aa29"}),
     },
     replace={f"{_GENERATOR}.__init__": _reading_copies, f"{_PY_DATASET}._standardize_batch": _copying},
+    probe=on_replicas("NUMPY_SLICES", "overwritten", 0.0),
     without="Yield copies of the slices.",
 )
 
@@ -91,6 +93,7 @@ EXTRA_STEP = Repair(
     reference="Keras, TensorFlowTrainer._make_function; no upstream report was found.",
     broken={f"{_TRAINER}._make_function": frozenset({"703051878417df76"})},
     replace={f"{_TRAINER}._make_function": _after_the_batch},
+    probe=on_one_device("EXTRA_STEP", "unknown_length", 18),
     without="Give the dataset its length with tf.data.experimental.assert_cardinality.",
 )
 
@@ -120,6 +123,7 @@ FAILED_STEPS = Repair(
     reference="Keras, BaseOptimizer.apply; no upstream report was found.",
     broken={"keras.src.optimizers.base_optimizer:BaseOptimizer.apply": frozenset({"4634947582aff41e"})},
     replace={"keras.src.optimizers.base_optimizer:BaseOptimizer.apply": _counting_last},
+    probe=on_one_device("FAILED_STEPS", "failed_steps", 1),
     without="After the error, restore a checkpoint, or assign optimizer.iterations what it was before the step.",
 )
 
@@ -173,6 +177,7 @@ SHUFFLE_WARNING = Repair(
     reference="Keras, get_data_adapter in keras/src/trainers/data_adapters; no upstream report was found.",
     broken={_BEGIN: frozenset({"0c220ae28381002f"}), _SPLIT: frozenset({"6aee314f90ac6b4a"})},
     replace={_BEGIN: _without_a_shuffle, _SPLIT: _naming_split},
+    probe=equal("tfopt.repairs.catalogue:SHUFFLE_WARNING", "one_device:fitted"),
     without="Pass shuffle=False to fit.",
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.repairs.probes import on_one_device, on_replicas
 from tfopt.repairs.repair import Function, Repair, in_several_replicas
 
 _SEQUENTIAL = "keras.src.models.sequential:Sequential"
@@ -44,6 +45,7 @@ ROUNDED_IDS = Repair(
     },
     # An instance binds its build when it is made, so _maybe_build is replaced for those made earlier.
     replace={f"{_SEQUENTIAL}.build": _with_float32_input, f"{_SEQUENTIAL}._maybe_build": _with_float32_input},
+    probe=on_one_device("ROUNDED_IDS", "wrong_ids", 0.0),
     without="Begin the model with keras.Input(shape, dtype='int32').",
 )
 
@@ -72,5 +74,6 @@ RANDOM_LAYERS = Repair(
     reference="Keras, SeedGenerator.next; no upstream report was found.",
     broken={"keras.src.random.seed_generator:SeedGenerator.next": frozenset({"accb51a483056353"})},
     replace={"keras.src.random.seed_generator:SeedGenerator.next": _drawing_apart},
+    probe=on_replicas("RANDOM_LAYERS", "same_draws", 0.0),
     without="Train on a single replica, or without random layers.",
 )

@@ -14,10 +14,12 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.probing import REFUSED
 from tfopt.internals.scopes import get_state, set_state
 from tfopt.model.layers import computing_layers
 from tfopt.model.state import optimizers_of
 from tfopt.repairs import gradient_graph
+from tfopt.repairs.probes import on_one_device, on_replicas
 from tfopt.repairs.repair import Function, Repair, trains_together
 
 _COMPILE = "keras.src.trainers.trainer:Trainer.compile"
@@ -133,6 +135,7 @@ LOSS_SCALING = Repair(
     reference="Keras, Trainer.compile and Trainer.get_compile_config; no upstream report was found.",
     broken={_COMPILE: frozenset({"6ee305505df59063", "ece08fa5848ea502"}), _APPLY: frozenset({"4634947582aff41e"})},
     replace={_COMPILE: _scaling_compile, _APPLY: _refusing_apply},
+    probe=on_one_device("LOSS_SCALING", "float16_layer", 1.0, 1e-3),
     without="Pass a keras.optimizers.LossScaleOptimizer to compile, or train with mixed_bfloat16.",
 )
 
@@ -186,6 +189,7 @@ UNSCALED_LOSS = Repair(
         f"{_WRAPPER}.scale_loss": frozenset({"78d5d041ca7676f4"}),
     },
     replace={f"{_WRAPPER}.apply": _asking_apply, f"{_WRAPPER}.scale_loss": _noting_scale_loss},
+    probe=on_one_device("UNSCALED_LOSS", "forgotten_scale", REFUSED),
     without="Make sure that a custom train_step calls `self.optimizer.scale_loss(loss)` inside the tape.",
 )
 
@@ -219,6 +223,7 @@ REPLICA_OVERFLOW = Repair(
         f"{_WRAPPER}.check_finite": frozenset({"5386095841a09c2e"}),
     },
     replace={f"{_WRAPPER}.check_finite": _everywhere},
+    probe=on_replicas("REPLICA_OVERFLOW", "not_finite", 0),
     without="Train with mixed_bfloat16, which needs no loss scaling, or on a single replica.",
 )
 
@@ -238,5 +243,6 @@ CLEAR_SESSION = Repair(
     reference="Keras, clear_session in keras/src/backend/common/global_state.py; no upstream report was found.",
     broken={_CLEAR: frozenset({"50df48c29bd60095"})},
     replace={_CLEAR: _keeping_the_policy},
+    probe=on_one_device("CLEAR_SESSION", "cleared_policy", "mixed_bfloat16"),
     without="Set the policy again after each clear_session.",
 )

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError
 from tfopt.internals.training import BaseOptimizer
 from tfopt.model.step_calls import NOT_OF_THE_STEP
+from tfopt.repairs.probes import on_one_device, on_replicas
 from tfopt.repairs.repair import Function, Repair, trains_together
 
 _BASE = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -70,6 +71,7 @@ CLIPPING = Repair(
         f"{_BASE}._clip_gradients": _later,
         f"{_TENSORFLOW}._all_reduce_sum_gradients": _then_clipped,
     },
+    probe=on_replicas("CLIPPING", "clipped", 1.0, 1e-4),
     without="Do not clip gradients, or train on a single replica.",
 )
 
@@ -326,6 +328,7 @@ ACCUMULATION = Repair(
         f"{_LOSS}:reduce_weighted_values": _noting_values,
         f"{_LOSS}:reduce_values": _noting_reduction,
     },
+    probe=on_one_device("ACCUMULATION", "accumulated", [0.5, 4.0], 1e-6),
     without="Stretch the schedule N times and train on a single replica, or use larger batches.",
 )
 
@@ -353,6 +356,7 @@ SCHEDULE_FREE = Repair(
     },
     replace={f"{_SCHEDULE_FREE}.update_step": _from_the_weights},
     found_in="optimizers.ScheduleFreeAdamW",
+    probe=on_one_device("SCHEDULE_FREE", "first_step", 1.001, 1e-5),
     without="Call optimizer.build(model.trainable_variables) after the weights are set, before fit, or use AdamW.",
 )
 

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals import probing
 from tfopt.internals.patches import Patch, put, undo
 from tfopt.internals.sources import find, fingerprint
 
@@ -24,8 +25,8 @@ class Repair:
     """A defect of Keras or TensorFlow, recognised by its source, and the patches that repair it.
 
     Nothing is patched before `install`, which compares the source of every function the repair relies on with known
-    fingerprints. Version numbers do not matter: a release that leaves these functions alone changes nothing, and one
-    that touches them is refused until someone has looked.
+    fingerprints. Version numbers do not matter: a release that leaves these functions alone changes nothing, and in one
+    that touches them a probe decides.
 
     Example:
         >>> tfopt.repairs.CLEAR_SESSION.install()
@@ -52,6 +53,8 @@ class Repair:
     """Function → fingerprints of versions fixed upstream."""
     found_in: str = ""
     """Public name of what has the defect, such as "optimizers.ScheduleFreeAdamW", if older releases lack it."""
+    probe: probing.Probe | None = None
+    """How to try it where a function's source is not known."""
     on_top: bool = False
     """Whether its patches stand over all others, since it observes what those do."""
     _patches: tuple[Patch, ...] = field(default=(), init=False, repr=False)
@@ -71,12 +74,31 @@ class Repair:
         except AttributeError:
             return True
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The functions that it replaces or relies on."""
+        return tuple(self.broken)
+
     def applies(self) -> bool:
         """Whether the defect is here: True if it is known to be, False if it is fixed upstream or has nowhere to be.
 
+        Where a function's source is not known, the repair is probed in a process of its own, once for each version.
+
         Raises:
-            tfopt.errors.UnsupportedError: If a function is neither, or its source cannot be read.
+            tfopt.errors.UnsupportedError: If a function is not known, and the repair has no probe or does not work.
         """
+        try:
+            return self.known()
+        except UnsupportedError as unknown:
+            if self.probe is None:
+                raise
+            (verdict,) = probing.verdicts([self])
+            if verdict.state == probing.UNFIT:
+                raise UnsupportedError(f"{unknown} It was tried here: {verdict.why}.") from unknown
+            return verdict.state == probing.NEEDED
+
+    def known(self) -> bool:
+        """Does as `applies`, but probes nothing: raises if a function is not known."""
         mended = self.is_absent
         for target, broken in () if mended else self.broken.items():
             try:
@@ -88,6 +110,16 @@ class Repair:
             elif found not in broken:
                 raise self._unknown(target, f"a version with the fingerprint {found}")
         return not mended
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Patches in a block whatever the version, for a probe."""
+        patches = self._made()
+        put(patches)
+        try:
+            yield
+        finally:
+            undo(patches)
 
     def install(self) -> None:
         """Installs the repair until `remove`, if the defect is there; raises as `applies`. Calls may be repeated."""
@@ -122,10 +154,13 @@ class Repair:
     def _patch(self) -> None:
         if self.installed or not self.applies():
             return
-        replaced = self.replace.items()
-        patches = tuple(Patch(*find(target), make, self.name, self.on_top) for target, make in replaced)
+        patches = self._made()
         put(patches)
         self._patches = patches
+
+    def _made(self) -> tuple[Patch, ...]:
+        replaced = self.replace.items()
+        return tuple(Patch(*find(target), make, self.name, self.on_top) for target, make in replaced)
 
     def _unpatch(self) -> None:
         undo(self._patches)

@@ -19,8 +19,10 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.internals.graphs import FuncGraph
+from tfopt.internals.probing import REFUSED
 from tfopt.internals.training import unscale_loss_for_distribution
 from tfopt.model.loss_terms import DIVIDED, SUMMED, UNDIVIDED, Terms, depends_on, update_without
+from tfopt.repairs.probes import on_replicas
 from tfopt.repairs.repair import Function, Repair, in_several_replicas, is_alone
 
 _LOSS = "keras.src.losses.loss"
@@ -396,5 +398,6 @@ REPLICA_LOSSES = Repair(
         f"{_STRATEGIES}:ReplicaContextBase.all_reduce": functools.partial(_noting, "shared"),
     },
     on_top=True,
+    probe=on_replicas("REPLICA_LOSSES", "sum_in_training", REFUSED),
     without="Return keras.losses.Loss objects' values from compute_loss, and add_loss means only.",
 )

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
+from tfopt.repairs.probes import on_replicas
 from tfopt.repairs.repair import Function, Repair, in_several_replicas, is_alone, trains_together
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
@@ -167,5 +168,6 @@ UNEVEN_BATCHES = Repair(
         f"{_LOSS}:apply_mask": _masking,
         f"{_NORMALIZATION}._moments": _keeping_statistics,
     },
+    probe=on_replicas("UNEVEN_BATCHES", "uneven_batches", 0.0),
     without="Drop the smaller last batch (drop_remainder=True), and use neither masks nor sample weights.",
 )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfopt.internals.layers import Functional
+from tfopt.internals.layers import CUTS_GRAPHS, Functional
 from tfopt.memory.recomputation.activations import Activations
 from tfopt.memory.recomputation.rerunning import Part
 from tfopt.model.layers import is_keras_own, layer_paths
@@ -59,9 +59,10 @@ def automatic(model: keras.Model) -> list[Chosen]:
     """
     chosen = _found(model)
     if not chosen:
+        cut = "" if CUTS_GRAPHS else " Keras cannot divide a graph before its version 3.14."
         raise ValueError(
             "Expected a model in which blocks repeat, or a graph that segments can divide. Received: "
-            f"{model.name!r}, which has neither. Pass the names of the layers to compute again as `layers`."
+            f"{model.name!r}, which has neither.{cut} Pass the names of the layers to compute again as `layers`."
         )
     return chosen
 
@@ -162,11 +163,13 @@ def _only(given: Any, paths: Mapping[keras.Layer, str], model: keras.Model) -> k
 
 
 def _divided(graph: Functional, owner: keras.Layer) -> SegmentedGraph | None:
-    """Returns the graph in the segments that keep the least, or None if that saves nothing.
+    """Returns the graph in the segments that keep the least; None if that saves nothing, or Keras cannot cut it.
 
     Kept is what crosses from one segment to a later one, and what one segment computes while its gradient is computed.
     For n equal layers that makes about √n segments.
     """
+    if not CUTS_GRAPHS:
+        return None
     calls = [
         node
         for depth in sorted(graph._nodes_by_depth, reverse=True)

@@ -1,0 +1,129 @@
+import json
+
+import pytest
+from probed_patches import ALL, EQUAL, NEEDED
+
+from tfopt import repairs
+from tfopt.distribute.data_check.fits import DATA_CHECK
+from tfopt.fit import overlapping
+from tfopt.internals import probing
+from tfopt.internals.probing import NEEDLESS, UNFIT, Verdict
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where verdicts are kept; none is known yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(probing, "_known", {})
+    return tmp_path / "tfopt" / "probes"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Counts what is probed, and answers that it is needed."""
+    asked = []
+
+    def ask(patches):
+        asked.extend(patch.name for patch in patches)
+        return {patch.name: Verdict(probing.NEEDED, "so it is") for patch in patches}
+
+    monkeypatch.setattr(probing, "_ask", ask)
+    return asked
+
+
+def test_what_becomes_of_patches(folder, monkeypatch, capfd):
+    monkeypatch.setattr(probing, "_SECONDS", 15)
+    found = dict(zip([patch.name for patch in ALL], probing.verdicts(ALL), strict=True))
+    assert {name: verdict.state for name, verdict in found.items()} == {
+        "needed": probing.NEEDED,
+        "needless": NEEDLESS,
+        "useless": UNFIT,
+        "harmful": UNFIT,
+        "equal": probing.NEEDED,
+        "failing": UNFIT,
+        "hanging": UNFIT,
+        "dying": UNFIT,
+    }
+    assert found["useless"].why == "Keras computes 3 with the patch and 1 without it; 2 is right"
+    assert found["failing"].why == "RuntimeError: broken on purpose"
+    assert found["hanging"].why == found["dying"].why == "its probe did not end"
+    assert capfd.readouterr().err.count("tfopt does not know all of") == 1
+    kept = {path.name.rpartition("-")[0] for path in folder.iterdir()}
+    assert kept == found.keys() - {"hanging", "dying"}  # which may have been the machine
+
+
+def test_a_verdict_is_kept_for_the_next_process(asked, monkeypatch):
+    assert probing.kept(NEEDED) is None
+    first = probing.verdicts([NEEDED])
+    monkeypatch.setattr(probing, "_known", {})
+    assert [probing.kept(NEEDED)] == probing.verdicts([NEEDED]) == first
+    assert asked == ["needed"]
+    probing.verdicts([NEEDED, EQUAL])
+    assert asked == ["needed", "equal"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "needed"}'])
+def test_a_damaged_file_is_asked_again(asked, folder, monkeypatch, content):
+    (first,) = probing.verdicts([NEEDED])
+    (path,) = folder.iterdir()
+    path.write_text(content)
+    monkeypatch.setattr(probing, "_known", {})
+    assert probing.verdicts([NEEDED]) == [first]
+    assert asked == ["needed"] * 2
+    assert json.loads(path.read_text())["state"] == "needed"
+
+
+def test_without_a_place_it_is_asked_in_each_process(asked, tmp_path, monkeypatch):
+    (tmp_path / "tfopt").touch()  # where a folder would have to be
+    for _ in range(2):
+        assert probing.verdicts([NEEDED])[0].state == probing.NEEDED
+    assert asked == ["needed"]
+    monkeypatch.setattr(probing, "_known", {})
+    probing.verdicts([NEEDED])
+    assert asked == ["needed"] * 2
+
+
+@pytest.mark.parametrize("what", ["version", "_fingerprint"])
+def test_another_version_or_source_is_asked_again(asked, monkeypatch, what):
+    probing.verdicts([NEEDED])
+    monkeypatch.setattr(probing, what, lambda name: "another")
+    probing.verdicts([NEEDED])
+    assert asked == ["needed"] * 2
+
+
+@pytest.mark.slow
+def test_every_patch_is_needed_and_works_in_the_installed_keras():
+    every = (*repairs.REPAIRS.values(), overlapping.PATCH, DATA_CHECK)
+    patches = [repair for repair in every if not repair.is_absent]
+    assert all(patch.probe for patch in patches)
+    verdicts = probing.verdicts(patches)
+    found = {patch.name: (verdict.state, verdict.why) for patch, verdict in zip(patches, verdicts, strict=True)}
+    assert {name: pair for name, pair in found.items() if pair[0] != probing.NEEDED} == {}
+
+
+@pytest.mark.slow
+def test_a_repair_that_meets_another_source_is_tried_and_installed(monkeypatch):
+    repair = repairs.CLEAR_SESSION
+    monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
+    assert repairs.status().states["clear_session"] == "unknown"
+    assert repairs.install("clear_session").states["clear_session"] == "repaired"
+    repairs.remove("clear_session")
+    assert repairs.status().states["clear_session"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "installed"),
+    [(NEEDLESS, "mended", False), (UNFIT, "refused", None), (probing.NEEDED, "broken", True)],
+)
+def test_what_a_verdict_does(monkeypatch, state, shown, installed):
+    repair = repairs.CLEAR_SESSION
+    monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
+    monkeypatch.setattr(probing, "_ask", lambda patches: {patch.name: Verdict(state, "seen") for patch in patches})
+    if installed is None:
+        with pytest.raises(Exception, match=r"clear_session.* It was tried here: seen\."):
+            repair.install()
+    else:
+        repair.install()
+        assert repair.installed is installed
+        repair.remove()
+    assert repairs.status().states["clear_session"] == shown

@@ -1,0 +1,238 @@
+"""Decides by trying whether a patch is needed, and works, in a version of Keras that tfopt does not know.
+
+A process of its own trains stock Keras, then patched Keras, once where the defect shows and once where it does not. It
+finds neither the GPU nor the settings of the process that asks, and is killed with it. Answers are kept on disk.
+"""
+
+import ctypes
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfopt.errors import TfoptError, summarize_error
+from tfopt.internals.sources import find, fingerprint
+
+NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
+REFUSED = "refused"
+"""What a probe measures where tfopt refuses the training."""
+_SECONDS = 60  # for one probe
+_START_SECONDS = 120  # for the process to load TensorFlow, on a busy machine
+_LONGEST = 1_000  # characters of a reason: what a pipe takes in one piece has more
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """How to see whether a patch is needed and works."""
+
+    home: str
+    """Where the patch is, "module:NAME"."""
+    harmless: str
+    """The function, "module:function", that trains where the defect does not show: numbers that a patch must keep."""
+    measure: str = ""
+    """The function that shows the defect. Empty for none: a patch that keeps the numbers of `harmless` is needed."""
+    right: Any = None
+    """What `measure` returns without the defect: a string, a number or several numbers."""
+    tolerance: float = 0.0
+    """By how much numbers may differ from the right ones, and those of `harmless` relatively from each other."""
+    devices: int = 1
+    """Logical devices to train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a probe."""
+
+    state: str
+    """NEEDED, NEEDLESS (mended upstream) or UNFIT."""
+    why: str
+    """What was measured."""
+
+
+class Probed(Protocol):
+    """A patch with a probe."""
+
+    name: str
+    probe: Probe | None
+
+    @property
+    def targets(self) -> Iterable[str]:
+        """The functions that it replaces or relies on, for `sources.find`."""
+        ...
+
+    def tried(self) -> AbstractContextManager[None]:
+        """Patches in a block, whatever the version."""
+        ...
+
+
+_known: dict[str, Verdict] = {}  # by key
+
+
+def kept(patch: Probed) -> Verdict | None:
+    """The verdict on a patch, if it was probed on this machine; asks nobody."""
+    key = _key(patch)
+    if key not in _known:
+        with suppress(OSError, ValueError, TypeError):
+            _known[key] = Verdict(**json.loads(_place(patch, key).read_text(encoding="utf-8")))
+    return _known.get(key)
+
+
+def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
+    """The verdicts on patches. Those that are not known yet are all probed in one process."""
+    asked = [patch for patch in patches if kept(patch) is None]
+    answers = _ask(asked) if asked else {}
+    for patch in asked:
+        key = _key(patch)
+        _known[key] = answers.get(patch.name) or Verdict(UNFIT, "its probe did not end")
+        if patch.name in answers:  # else it may have been this machine
+            with suppress(OSError):  # no place to keep it
+                _keep(_place(patch, key), answers[patch.name])
+    return [_known[_key(patch)] for patch in patches]
+
+
+def _key(patch: Probed) -> str:
+    """What a verdict depends on."""
+    probe = patch.probe
+    assert probe is not None
+    modules = {path.partition(":")[0] for path in (probe.home, probe.harmless, probe.measure) if path} | {__name__}
+    sources = [inspect.getsource(importlib.import_module(module)) for module in sorted(modules)]
+    versions = [sys.version, version("tensorflow"), version("keras"), version("numpy")]
+    found = [_fingerprint(target) for target in patch.targets]
+    text = json.dumps([versions, found, sources, repr(probe)])
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _fingerprint(target: str) -> str:
+    try:
+        return fingerprint(getattr(*find(target)))
+    except (ImportError, AttributeError, OSError, TypeError, SyntaxError) as error:
+        return type(error).__name__
+
+
+def _place(patch: Probed, key: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "tfopt" / "probes" / f"{patch.name}-{key}.json"
+
+
+def _keep(place: Path, verdict: Verdict) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
+        json.dump(asdict(verdict), file)
+    os.replace(file.name, place)
+
+
+def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
+    """Probes patches in a process of their own."""
+    found = f"TensorFlow {version('tensorflow')} and Keras {version('keras')}"
+    say = f"\rtfopt does not know all of {found}. It tries what it patches there, once; left: "
+    dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS", "KERAS_BACKEND")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    code = f"import sys; from {__name__} import main; main({_SECONDS}, sys.argv[1:])"
+    command = [sys.executable, "-c", code, *(patch.probe.home for patch in patches if patch.probe is not None)]
+    answers: dict[str, Verdict] = {}
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as child:
+        limit = threading.Timer(_START_SECONDS + _SECONDS * len(patches), child.kill)
+        limit.start()
+        try:
+            sys.stderr.write(f"{say}{len(patches)} of {len(patches)}")
+            for line in child.stdout or ():
+                with suppress(ValueError, TypeError, KeyError):
+                    name, state, why = json.loads(line)
+                    answers[name] = Verdict(state, why)
+                if sys.stderr.isatty():
+                    sys.stderr.write(f"{say}{len(patches) - len(answers)} of {len(patches)} ")
+        finally:
+            child.kill()  # after Ctrl-C
+            limit.cancel()
+            sys.stderr.write("\n")
+    return answers
+
+
+def main(seconds: int, homes: Sequence[str]) -> None:
+    """In the process of its own: probes the patches of these homes, each in a fork, and prints a line for each."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    output = os.dup(1)
+    os.dup2(2, 1)  # what a training prints is no answer
+    running = 0
+    for patch in [getattr(*find(home)) for home in homes]:
+        if running == (os.cpu_count() or 1):
+            os.wait()
+            running -= 1
+        running += 1
+        if not os.fork():
+            try:
+                signal.alarm(seconds)
+                verdict = _probed(patch)
+                os.write(output, f"{json.dumps([patch.name, verdict.state, verdict.why[:_LONGEST]])}\n".encode())
+            except BaseException:  # noqa: BLE001  nothing of it may reach the loop
+                traceback.print_exc()
+            os._exit(0)
+    for _ in range(running):
+        os.wait()
+
+
+def _probed(patch: Any) -> Verdict:
+    import tensorflow as tf
+
+    probe: Probe = patch.probe
+    if probe.devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * probe.devices)
+    try:
+        plain, stock = _called(probe.harmless), _measured(probe)
+        if probe.measure and _is_near(stock, probe.right, probe.tolerance):
+            return Verdict(NEEDLESS, f"stock Keras computes {stock}, as it should")
+        with patch.tried():
+            patched, same = _measured(probe), _called(probe.harmless)
+    except Exception as error:  # noqa: BLE001  a patch that does not fit may raise anything
+        return Verdict(UNFIT, f"{type(error).__name__}: {summarize_error(error)}")
+    if not _is_near(same, plain, probe.tolerance * max(map(abs, plain), default=0)):
+        return Verdict(UNFIT, "with the patch, a training without the defect computes something else than without it")
+    if not probe.measure:
+        return Verdict(NEEDED, "a training computes the same with the patch and without it")
+    if not _is_near(patched, probe.right, probe.tolerance):
+        return Verdict(UNFIT, f"Keras computes {patched} with the patch and {stock} without it; {probe.right} is right")
+    return Verdict(NEEDED, f"stock Keras computes {stock}, with the patch {patched}")
+
+
+def _called(path: str) -> Any:
+    """What a function returns, under Keras' own policy."""
+    import keras
+
+    keras.config.set_dtype_policy("float32")
+    return getattr(*find(path))()
+
+
+def _measured(probe: Probe) -> Any:
+    if not probe.measure:
+        return probe.right
+    try:
+        return _called(probe.measure)
+    except TfoptError:
+        return REFUSED
+
+
+def _is_near(found: Any, right: Any, tolerance: float) -> bool:
+    if isinstance(found, str) or isinstance(right, str) or right is None:
+        return bool(found == right)
+    found, right = (value if isinstance(value, list | tuple) else [value] for value in (found, right))
+    pairs = zip(found, right, strict=False)
+    return len(found) == len(right) and all(abs(one - other) <= tolerance for one, other in pairs)
