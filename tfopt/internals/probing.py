@@ -171,6 +171,7 @@ def main(seconds: int, homes: Sequence[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     output = os.dup(1)
     os.dup2(2, 1)  # what a training prints is no answer
+    importlib.import_module("keras")  # once, for all forks
     running = 0
     for patch in [getattr(*find(home)) for home in homes]:
         if running == (os.cpu_count() or 1):
