@@ -21,7 +21,6 @@ from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.errors import UnsupportedError
 from tfopt.fit import overlapping
 from tfopt.internals import probing
-from tfopt.repairs import catalogue
 
 def state(repair):
     try:
@@ -41,7 +40,7 @@ def trained(overlapped):
     return history, [weight.tolist() for weight in model.get_weights()]
 
 every = [repair for repair in [*repairs.REPAIRS.values(), overlapping.PATCH, DATA_CHECK] if not repair.is_absent]
-unknown = [repair for repair in every if not catalogue._is_known(repair)]
+unknown = [repair for repair in every if repair.standing() == "unknown"]
 probing.verdicts(unknown)
 states = {repair.name: state(repair) for repair in every}
 names = [name for name, found in states.items() if found in ("needed", "needless") and name in repairs.REPAIRS]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.errors import unknown_name
 from tfopt.internals import probing
 from tfopt.internals.patches import present
 from tfopt.repairs.fit_data import EXTRA_STEP, FAILED_STEPS, NUMPY_SLICES, SHUFFLE_WARNING
@@ -116,7 +116,9 @@ def install(*names: str) -> Status:
         replica_overflow  broken, not repaired       Under a tf.distribute strategy with several replicas, …
     """
     chosen = _chosen(names)
-    probing.verdicts([repair for repair in chosen if repair.probe and not _is_known(repair)])  # all in one process
+    probing.verdicts(
+        [repair for repair in chosen if repair.probe and repair.standing() == "unknown"]
+    )  # all in one process
     for repair in chosen:
         repair.applies()
     for repair in chosen:
@@ -163,20 +165,10 @@ def _chosen(names: tuple[str, ...]) -> list[Repair]:
     return [repair for name, repair in REPAIRS.items() if name in names or not names]
 
 
-def _is_known(repair: Repair) -> bool:
-    try:
-        repair.known()
-    except UnsupportedError:
-        return False
-    return True
-
-
 def _state(repair: Repair) -> str:
     if repair.installed:
         return "repaired"
-    if not _is_known(repair) and (repair.probe is None or probing.kept(repair) is None):
-        return "unknown"
-    try:
-        return "broken" if repair.applies() else "absent" if repair.is_absent else "mended"
-    except UnsupportedError:
-        return "refused"
+    standing = repair.standing()
+    if standing in ("absent", "unknown", "refused"):
+        return standing
+    return "broken" if repair.applies() else "mended"

@@ -97,6 +97,17 @@ class Repair:
                 raise UnsupportedError(f"{unknown} It was tried here: {verdict.why}.") from unknown
             return verdict.state == probing.NEEDED
 
+    def standing(self) -> str:
+        """Whether this Keras is "known", or else "tried" or "refused" by a probe, "unknown" before it, or "absent"."""
+        if self.is_absent:
+            return "absent"
+        try:
+            self.known()
+        except UnsupportedError:
+            verdict = probing.kept(self) if self.probe is not None else None
+            return "unknown" if verdict is None else "refused" if verdict.state == probing.UNFIT else "tried"
+        return "known"
+
     def known(self) -> bool:
         """Does as `applies`, but probes nothing: raises if a function is not known."""
         mended = self.is_absent

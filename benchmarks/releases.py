@@ -1,0 +1,132 @@
+"""What tfopt relies on in each pair of TensorFlow and Keras, and how the tests ended there.
+
+    python benchmarks/releases.py benchmarks/results/releases.json [--tests JUNIT.xml NAME]
+    python benchmarks/releases.py benchmarks/results/releases.json --page docs/versions.md
+
+Records the installed pair beside those that the file has: the fingerprint of each function that tfopt replaces or
+relies on, the private names that it imports, and, with `--tests`, the outcome of a run by `pytest --junitxml`. With
+`--page`, nothing is recorded: the table of that page is filled in.
+"""
+
+import argparse
+import ast
+import importlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+import tfopt.internals
+from tfopt import repairs
+from tfopt.distribute.data_check.fits import DATA_CHECK
+from tfopt.files import write_atomic
+from tfopt.fit.overlapping import PATCH
+from tfopt.internals.sources import find, fingerprint
+
+EVERY = (*repairs.REPAIRS.values(), PATCH, DATA_CHECK)
+BEGIN, END = "<!-- releases -->", "<!-- end of releases -->"
+
+
+def private_names():
+    """The names that tfopt imports from Keras' and TensorFlow's private modules: "module:name"."""
+    found = set()
+    for file in Path(tfopt.internals.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            module = getattr(node, "module", None) or ""
+            if module.startswith(("keras.src", "tensorflow.")):
+                found |= {f"{module}:{alias.name}" for alias in node.names}
+    return sorted(found)
+
+
+def resolves(name):
+    """Whether the installed pair has a name."""
+    module, _, path = name.partition(":")
+    try:
+        return hasattr(importlib.import_module(module), path) or bool(importlib.import_module(f"{module}.{path}"))
+    except ImportError:
+        return False
+
+
+def printed(target):
+    """The fingerprint of a function here; None if it has none."""
+    try:
+        return fingerprint(getattr(*find(target)))
+    except (ImportError, AttributeError, OSError, TypeError, SyntaxError):
+        return None
+
+
+def installed_pair():
+    """The names of the installed releases."""
+    return f"{version('tensorflow')} + {version('keras')}"
+
+
+def recorded():
+    """The installed pair."""
+    return {
+        "fingerprints": {target: printed(target) for one in EVERY for target in one.broken},
+        "absent": [one.name for one in EVERY if one.is_absent],
+        "names": [name for name in private_names() if resolves(name)],
+    }
+
+
+def outcome(path):
+    """How a run of pytest ended: tests passed, skipped and failed."""
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    tests, failed, skipped = (int(suite.get(name)) for name in ("tests", "failures", "skipped"))
+    failed += int(suite.get("errors"))
+    return {"passed": tests - failed - skipped, "skipped": skipped, "failed": failed}
+
+
+def state(repair, pair):
+    """What the fingerprints of a pair make of a repair: "known", "mended upstream", "absent" or "unknown"."""
+    if repair.name in pair["absent"]:
+        return "absent"
+    mended = False
+    for target, broken in repair.broken.items():
+        found = pair["fingerprints"].get(target)
+        if found in repair.mended.get(target, ()):
+            mended = True
+        elif found not in broken:
+            return "unknown"
+    return "mended upstream" if mended else "known"
+
+
+def table(pairs):
+    """The table of docs/versions.md."""
+    lines = ["| TensorFlow + Keras | Patches known | Not there | Tests |", "| --- | ---: | --- | --- |"]
+    for name in sorted(pairs, key=lambda name: [[int(part) for part in one.split(".")] for one in name.split(" + ")]):
+        states = {one.name: state(one, pairs[name]) for one in EVERY}
+        known = sum(found in ("known", "mended upstream") for found in states.values())
+        absent = ", ".join(f"`{one}`" for one, found in states.items() if found == "absent") or "–"
+        tests = "; ".join(f"{kind}: {_said(run)}" for kind, run in pairs[name].get("tests", {}).items()) or "–"
+        lines.append(f"| {name} | {known} of {len(states)} | {absent} | {tests} |")
+    return "\n".join(lines)
+
+
+def _said(run):
+    failed = f", {run['failed']:,} failed" if run["failed"] else ""
+    return f"{run['passed']:,} passed, {run['skipped']:,} skipped{failed}"
+
+
+def main():
+    """Records, or fills in the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--tests", nargs=2, metavar=("JUNIT.xml", "NAME"), help="a run of pytest here, and its name")
+    parser.add_argument("--page", type=Path, metavar="PAGE.md", help="fill in this page's table")
+    options = parser.parse_args()
+    pairs = json.loads(options.results.read_text(encoding="utf-8")) if options.results.exists() else {}
+    if options.page:
+        page = options.page.read_text(encoding="utf-8")
+        begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+        write_atomic(options.page, f"{page[:begin]}\n{table(pairs)}\n{page[end:]}")
+        return
+    tests = pairs.get(installed_pair(), {}).get("tests", {})
+    if options.tests:
+        tests[options.tests[1]] = outcome(options.tests[0])
+    pairs[installed_pair()] = recorded() | {"tests": tests}
+    write_atomic(options.results, json.dumps(pairs, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
