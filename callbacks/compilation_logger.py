@@ -4,9 +4,7 @@ import time
 import warnings
 from typing import Any
 
-import keras
-
-from tfopt.callbacks.shared.running_fit import end_with_fit, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import integer
 from tfopt.errors import TfoptError
 from tfopt.xla.recompilation import check_stance, react, repeated_compilation
@@ -16,7 +14,7 @@ _COMPILING_SECONDS = 0.005  # no compilation is shorter
 _WAIT_SECONDS = 0.03  # how long the end of fit waits for reports: the last epoch's end has waited for those before
 
 
-class CompilationLogger(keras.callbacks.Callback):
+class CompilationLogger(Callback):
     """Logs what XLA compiles during `model.fit`; if it keeps recompiling, warns, stops, or continues without XLA.
 
     XLA recompiles a step for every new batch shape, which takes seconds or minutes, without a word from Keras. Training

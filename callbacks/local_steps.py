@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfopt.callbacks.rounds.averaging import Averaging
 from tfopt.callbacks.rounds.local_function import LocalFunction
 from tfopt.callbacks.rounds.local_updates import inner, require_local
-from tfopt.callbacks.shared.fit_watch import thread_frames
-from tfopt.callbacks.shared.running_fit import end_with_fit, running_list, running_loop
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, running_list
 from tfopt.checks import integer
 from tfopt.errors import UnsupportedError
 from tfopt.internals.training import has_keras_own
@@ -22,7 +21,7 @@ _STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirrored
 _READERS = ("evaluate", "predict", "save", "save_weights", "export")
 
 
-class LocalSteps(keras.callbacks.Callback):
+class LocalSteps(Callback):
     """Lets each replica take several steps on its own between synchronisations (local SGD, DiLoCo).
 
     Use it if steps wait for a slow network. It is **a different training algorithm**, with a different result: each
@@ -127,12 +126,10 @@ class LocalSteps(keras.callbacks.Callback):
         put: dict[str, Any] = {}
         names = (*_READERS, "make_train_function")
         replaced = {name: model.__dict__[name] for name in names if name in model.__dict__}
-        loop, ended = running_loop(), list[bool]()
+        ended: list[bool] = []
 
         def prepare(name: str) -> None:
-            # Of a fit that an exception ended. Only here: whether somebody keeps the exception, and when the garbage
-            # collector runs, must not decide which weights are saved.
-            if ended or (loop is not None and loop.is_over(thread_frames())):
+            if ended:  # by an exception
                 restore()
                 function.hand_back()
             elif name in _READERS:
@@ -149,7 +146,7 @@ class LocalSteps(keras.callbacks.Callback):
 
         self._restore = restore
         end_with_fit(self, partial(ended.append, True), at_exit=False)
-        running = running_list()
+        running = running_list(self)
         if running and self in running.callbacks:
             # So that callbacks that read the weights at an epoch's end find them equal.
             running.callbacks.remove(self)

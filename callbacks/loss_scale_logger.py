@@ -12,7 +12,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
-from tfopt.callbacks.shared.running_fit import RESUMED, end_with_fit, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import RESUMED, Callback, end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import log_folder
 from tfopt.model.layers import computing_layers
 from tfopt.text import listed
@@ -21,7 +21,7 @@ _COLUMNS = (*COORDINATES, "steps", "optimizer", "loss_scale", "skipped_steps", "
 _LAYERS_NAMED = 5
 
 
-class LossScaleLogger(keras.callbacks.Callback):
+class LossScaleLogger(Callback):
     """Logs the loss scale of float16 training, the steps skipped for overflow, and how often the scale grew.
 
     A gradient that overflows makes `LossScaleOptimizer` skip the step and halve the scale; 2,000 good steps

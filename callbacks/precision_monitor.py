@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfopt.callbacks.shared.running_fit import steps_trained, warn_of_earlier_loggers
+from tfopt.callbacks.shared.running_fit import Callback, steps_trained, warn_of_earlier_loggers
 from tfopt.checks import integer
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.model.batches import one_batch
@@ -56,7 +55,7 @@ class PrecisionReading:
     """What is wrong, a sentence each."""
 
 
-class PrecisionMonitor(keras.callbacks.Callback):
+class PrecisionMonitor(Callback):
     """Compares a 16-bit training with float32 while it runs, and warns once, with the layer, if errors grow.
 
     Use it for what `tfopt.precision.check` cannot see before the first step: values that grow, a moving average that

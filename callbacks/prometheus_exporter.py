@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import keras
-
 from tfopt.callbacks.prometheus.metrics import PACE_KEYS, Exported
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.progress import Progress
 from tfopt.callbacks.shared.reading_sources import find_source, finite, subscribe
 from tfopt.callbacks.shared.run import Run, begin_run
-from tfopt.callbacks.shared.running_fit import end_with_fit, most_steps
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, most_steps
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.checks import file, integer, number
@@ -37,7 +35,7 @@ _WAIT_SECONDS = 0.03
 _LONGEST_SECONDS = 5.0
 
 
-class PrometheusExporter(keras.callbacks.Callback):
+class PrometheusExporter(Callback):
     """Exports the readings of `model.fit` to Prometheus, in a file for node_exporter or on a port.
 
     Use the file where node_exporter runs (its textfile collector), and the port where Prometheus reaches the machine.

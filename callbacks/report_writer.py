@@ -17,7 +17,7 @@ from tfopt.callbacks.report.training_page import report
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.reading_sources import find_source, subscribe
 from tfopt.callbacks.shared.run import begin_run
-from tfopt.callbacks.shared.running_fit import end_with_fit, replicas_of, running_list
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, replicas_of, running_list
 from tfopt.callbacks.shared.workers import worker_rank
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_alert import UtilizationAlert
@@ -33,7 +33,7 @@ _EVERY_SECONDS = 300.0
 _WAIT_SECONDS = 30.0
 
 
-class ReportWriter(keras.callbacks.Callback):
+class ReportWriter(Callback):
     """Writes an HTML page about the training: what the hardware did, how fast it went, and what held it back.
 
     Use it to see why training is slow, and to show that to a colleague. The page is one self-contained file, with a
@@ -74,7 +74,7 @@ class ReportWriter(keras.callbacks.Callback):
         self._end()  # if an exception ended the previous fit
         from tfopt.callbacks.compilation_logger import CompilationLogger  # imported late: loads all of tfopt.xla
 
-        running = running_list()
+        running = running_list(self)
         others = running.callbacks if running else []
         compilations = next((other for other in others if isinstance(other, CompilationLogger)), None)
         throughput = find_source(ThroughputLogger, self)

@@ -8,18 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from tfopt.callbacks.profiler.trace import PATIENCE_SECONDS, StepMark, Trace, is_writing, start_trace, warm_up
 from tfopt.callbacks.profiler.trace_summary import TraceSummary, summarize_trace
-from tfopt.callbacks.shared.running_fit import end_with_fit
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit
 from tfopt.checks import folder, integer, number
 from tfopt.files import write_atomic
 from tfopt.measure.timers import wait
 from tfopt.warn import warn_once
 
 
-class StepProfiler(keras.callbacks.Callback):
+class StepProfiler(Callback):
     """Records a trace of some steps of `model.fit`, marked so that XProf recognises them.
 
     Use it to see where a step's time goes. TensorBoard's Profile tab and `xprof LOG_DIR` open the trace; `summary()`

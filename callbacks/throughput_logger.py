@@ -14,6 +14,7 @@ from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import (
+    Callback,
     EpochExamples,
     check_shown,
     end_with_fit,
@@ -35,7 +36,7 @@ _LOGGED = (*THROUGHPUT_KEYS, "eta_seconds")
 _COLUMNS = (*COORDINATES, "window_steps", "window_seconds", *_LOGGED)
 
 
-class ThroughputLogger(keras.callbacks.Callback):
+class ThroughputLogger(Callback):
     """Logs step time, examples per second, input wait, model FLOPs and the time left of `model.fit`.
 
     Use it to see how fast training is and whether its input holds it back. docs/callbacks.md lists every key with its
@@ -261,7 +262,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         self._report()
         if logs is not None and self._done:
             found = self._epoch_figures() | {"input_wait_percent": wait_percent, "eta_seconds": self._eta_seconds()}
-            log_epoch(logs, {key: value for key, value in found.items() if value is not None}, self._show)
+            log_epoch(self, logs, {key: value for key, value in found.items() if value is not None}, self._show)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the last row and closes the files."""

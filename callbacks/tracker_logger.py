@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import keras
-
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe, throughput_weight
-from tfopt.callbacks.shared.running_fit import end_with_fit, most_steps, steps_trained
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, most_steps, steps_trained
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, UNAVERAGED_KEYS, SampleSpans
@@ -22,7 +20,7 @@ _QUEUED = 64
 _STEP = "tfopt/step"
 
 
-class TrackerLogger(keras.callbacks.Callback):
+class TrackerLogger(Callback):
     """Logs epochs and readings to an experiment tracker, such as a Weights & Biases run.
 
     Epoch logs keep their names, including those of callbacks earlier in the list. About every `interval_seconds` come

@@ -16,13 +16,12 @@ import tensorflow as tf
 
 from tfopt import checks
 from tfopt.callbacks.local_steps import LocalSteps
-from tfopt.callbacks.shared.fit_watch import Loop, is_own_handler, share_sigterm, thread_frames
+from tfopt.callbacks.shared.fit_watch import is_own_handler, share_sigterm
 from tfopt.callbacks.shared.running_fit import (
     RESUMED,
+    Callback,
     end_with_fit,
-    fit_variables,
     running_list,
-    running_loop,
 )
 from tfopt.checkpoint import callback_states
 from tfopt.checkpoint.folder.reading import Checkpoint, read
@@ -35,11 +34,12 @@ from tfopt.checkpoint.training import Training
 from tfopt.distribute.cluster.together import all_or_none
 from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.internals.fit_door import running_fit
 from tfopt.internals.training import print_msg
 from tfopt.warn import warn_once
 
 
-class TrainingCheckpoint(keras.callbacks.Callback):
+class TrainingCheckpoint(Callback):
     """Saves checkpoints during `fit`, and resumes from the newest one when the script is started again, bit for bit.
 
     A checkpoint holds everything the training has changed: weights, optimizer, loss scale, metrics of the running
@@ -116,7 +116,6 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._clock = clock
         self._first = _BeforeOthers(self._keep_callbacks)
         self._training: Training | None = None
-        self._loop: Loop | None = None
         self._saver: Saver | None = None
         self._saved_at, self._saved_step = 0.0, 0
         self._is_cut = False  # whether a callback stopped the training within an epoch
@@ -127,7 +126,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         A helper moves to its front, to record the callbacks' states before a validation begins.
         """
         super().set_model(model)
-        running = running_list()
+        running = running_list(self)
         if running is not None and self in running.callbacks:
             # A new list: Keras is walking through the old one.
             others = (each for each in running.callbacks if each not in (self, self._first))
@@ -135,30 +134,28 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the folder, and restores the last checkpoint."""
-        if self._training is not None and self._loop is not None and self._loop.is_over(thread_frames()):
-            self._end()  # an exception ended the previous fit, and somebody keeps it
-        running = running_list()
-        epochs, validation, steps = fit_variables("epoch_iterator", "val_x", "validation_steps")
-        if running is None or epochs is None:
+        fit, running = running_fit(), running_list(self)
+        if fit is None or running is None or fit.epochs is None:
             raise UnsupportedError(
                 "Expected TrainingCheckpoint in the callbacks of model.fit. Found a custom training loop. Save with "
                 "tf.train.Checkpoint in it, or move its body into train_step and call fit."
             )
         others = [each for each in running.callbacks if each not in (self, self._first)]
-        self._processes, self._loop, self._saver = Processes(self.model), running_loop(), None
+        self._processes, self._saver = Processes(self.model), None
         with contextlib.ExitStack() as undo:  # a folder that stays locked would refuse the next fit, too
             with all_or_none(self.model.distribute_strategy):
                 _refuse(others)
                 callback_states.save(others)  # what cannot be saved is refused now
-                data = validation if isinstance(validation, tf.data.Dataset) else None
-                training = Training(self.model, epochs, others, self._processes, data, steps)
+                data = fit.validation_data if isinstance(fit.validation_data, tf.data.Dataset) else None
+                training = Training(self.model, fit.epochs, others, self._processes, data, fit.validation_steps)
                 if self._processes.is_chief:
                     store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)
                     self._saver = Saver(store, self._on_error)
                     undo.callback(self._saver.close)
             self._training = training
             self._close = partial(_close, self._saver, self._signals, training.position)
-            end_with_fit(self, self._close)  # also if an exception ends it
+            end_with_fit(self, self._close)  # also if an exception or SIGTERM ends it
+            fit.ends.callback(self._end)
             undo.callback(self._end)
             if self._resume and (found := self._newest(training)):
                 training.resume(found, self.params["epochs"])

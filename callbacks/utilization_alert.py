@@ -15,7 +15,7 @@ from tfopt.callbacks.alert.bounds import DEFAULT_BELOW, Episode, Sustained, make
 from tfopt.callbacks.shared.background import Background
 from tfopt.callbacks.shared.progress import SECONDS_SINCE_STEP, Progress
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, find_source, subscribe
-from tfopt.callbacks.shared.running_fit import end_with_fit, replicas_of
+from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, replicas_of
 from tfopt.callbacks.throughput_logger import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.causes.alert_causes import Situation, likely_cause
@@ -58,7 +58,7 @@ class Alert:
         return asdict(self)
 
 
-class UtilizationAlert(keras.callbacks.Callback):
+class UtilizationAlert(Callback):
     """Warns, stops or calls a function when a metric is beyond a bound for a while, and names the likely cause.
 
     Use it for training that nobody watches: for a GPU that idles, steps that slow down, memory that fills up, or a

@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-import keras
-
 from tfopt.callbacks.shared.reading_sources import Listeners
 from tfopt.callbacks.shared.row_files import BackgroundRows, check_formats
 from tfopt.callbacks.shared.run import COORDINATES, begin_run
 from tfopt.callbacks.shared.running_fit import (
+    Callback,
     EpochExamples,
     check_shown,
     end_with_fit,
@@ -50,7 +49,7 @@ _LOGGED = (
 )
 
 
-class UtilizationLogger(keras.callbacks.Callback):
+class UtilizationLogger(Callback):
     """Logs what each GPU and the host do during `model.fit`: rows at regular intervals, and figures per epoch.
 
     A thread samples the GPUs this process may use and the host; without a GPU, the host alone. Errors never end a
@@ -170,7 +169,7 @@ class UtilizationLogger(keras.callbacks.Callback):
         examples = self._examples.examples(self._step - self._first_step)
         if joules is not None and examples:
             figures["gpu_energy_joules_per_thousand_examples"] = joules / examples * 1000
-        log_epoch(logs, figures, self._show)
+        log_epoch(self, logs, figures, self._show)
         if self._summaries is not None:
             self._summaries.put(epoch, figures, gpus=self._gpus)
 

@@ -1,66 +1,24 @@
-"""Notices that a training is over although nobody says so: Ctrl-C in a notebook, which keeps the exception, or SIGTERM.
+"""Ends what callbacks have opened when a training is over although nobody says so, or when SIGTERM ends the process.
 
-One thread per process watches all running fits and ends with the last of them.
+One thread per process waits for SIGTERM, and ends with the last running training.
 """
 
-import atexit
 import contextlib
 import ctypes
-import gc
-import inspect
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from tfopt.warn import warn_once
 
-_EVERY_SECONDS = 1.0
 # Slurm kills 30 s after SIGTERM by default, Kubernetes too, tfopt's launcher 10 s.
 _FLUSH_SECONDS = 5.0
-
-
-class Loop:
-    """The call that drives a training: Keras' `fit`, or a loop of the user's own."""
-
-    def __init__(self, frame: FrameType):
-        # Not the frame itself, which would keep alive all that fit has made.
-        self._frame, self._code = id(frame), frame.f_code
-        self._thread = threading.get_ident()
-        module = str(frame.f_globals.get("__name__"))
-        self._of_keras = frame.f_code.co_name == "fit" and module.startswith("keras.")
-        self._visible = not _switches_stacks()
-
-    def is_over(self, stacks: Mapping[int, FrameType]) -> bool:
-        """Whether it has surely ended, given the innermost frame of each running thread."""
-        stack = list(_outwards(stacks.get(self._thread)))
-        if not self._visible or any(map(self._is, stack)) or (stack and _suspended(stack[-1])):
-            return False
-        # A loop of the user's own may be a suspended generator, or go on in another function or notebook cell than the
-        # one that called on_train_begin. It is over once an exception that nobody caught went through it.
-        return self._of_keras or any(map(self._is, _frames_of_last_error()))
-
-    def _is(self, frame: FrameType) -> bool:
-        return id(frame) == self._frame and frame.f_code is self._code
-
-
-class _Fit:
-    """What has to be done at a training's end."""
-
-    def __init__(self, loop: Loop | None, end: Callable[[], object]):
-        self.loop, self._end = loop, end
-
-    def __call__(self) -> None:
-        try:
-            self._end()
-        finally:
-            _WATCH.remove(self)
 
 
 class _Watch:
@@ -68,9 +26,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: garbage collection may end a fit in a thread that holds it
-        self._ending = threading.Lock()
         self._terminating = threading.Lock()
-        self._fits: dict[_Fit, weakref.finalize[..., object]] = {}
+        self._ends: set[weakref.finalize[..., object]] = set()
         self._thread: threading.Thread | None = None
         # Python's handlers run in the main thread between bytecodes, so not during a step that hangs. A signal's number
         # is written to this socket at once, and the thread reads it.
@@ -79,32 +36,35 @@ class _Watch:
         self._handles = False
         self._handles_alone = False
 
-    def add(self, owner: object, fit: _Fit, *, at_exit: bool) -> None:
-        """Calls `fit` once the owner is collected or the fit is over."""
+    def add(self, owner: object, end: Callable[[], object], *, at_exit: bool) -> Callable[[], object]:
+        """Calls `end` once the owner is collected; returns what calls it earlier."""
+        ending = weakref.finalize(owner, self._end, end)
+        ending.atexit = at_exit
         with self._lock:
-            finalizer = self._fits[fit] = weakref.finalize(owner, fit)
-            finalizer.atexit = at_exit
+            self._ends.add(ending)
             if self._thread is None:
                 self._drain()
                 thread = threading.Thread(target=self._run, name="tfopt-fit-watch", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # no more threads: the owner's collection remains
-                    return
+                except RuntimeError:  # no more threads: SIGTERM ends the process at once
+                    return ending
                 self._thread = thread
                 self._handles_alone = True
             self._handle_sigterm()
+        return ending
 
-    def remove(self, fit: _Fit) -> None:
-        """Forgets a fit that was ended."""
+    def _end(self, end: Callable[[], object]) -> None:
+        try:
+            end()
+        except Exception as error:  # noqa: BLE001  the others must end, too, and the fit's own error be raised
+            warn_once(f"end {type(error).__name__}", f"A callback failed to end: {error!r}", error=error)
         with self._lock:
-            self._fits.pop(fit, None)
-            if not self._fits:
+            self._ends = {ending for ending in self._ends if ending.alive}
+            if not self._ends:
                 self._release_sigterm()
-
-    def finish(self) -> None:
-        """Waits for what the thread is ending, when Python exits."""
-        self._ending.acquire(timeout=_FLUSH_SECONDS)
+                with contextlib.suppress(BlockingIOError):
+                    self._writer.send(b"\0")  # the thread ends
 
     def forget(self) -> None:
         """Leaves everything to the parent process, after a fork."""
@@ -117,29 +77,15 @@ class _Watch:
 
     def _run(self) -> None:
         while True:
-            received = self._receive()
+            received = self._reader.recv(4096)
             if self._handles and signal.getsignal(signal.SIGTERM) is not _on_sigterm:
                 self._handles_alone = False
             if signal.SIGTERM in received and self.handles_alone():
                 self.terminate()
             with self._lock:
-                if not self._fits:
+                if not self._ends:
                     self._thread = None
                     return
-                fits = dict(self._fits)
-            for fit in _over(fits):
-                with self._ending:
-                    try:
-                        fits[fit]()
-                    except Exception as error:  # noqa: BLE001  the others must end, too
-                        warn_once(f"end {type(error).__name__}", f"A callback failed to end: {error!r}", error=error)
-
-    def _receive(self) -> bytes:
-        """The numbers of signals that arrived within the last second or now."""
-        try:
-            return self._reader.recv(4096)
-        except TimeoutError:
-            return b""
 
     def _drain(self) -> None:
         """Drops what arrived while no thread read."""
@@ -147,7 +93,7 @@ class _Watch:
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass
-        self._reader.settimeout(_EVERY_SECONDS)
+        self._reader.setblocking(True)
 
     def handles_alone(self) -> bool:
         """Whether SIGTERM is the thread's: it runs, and no other handler has been there since."""
@@ -163,7 +109,7 @@ class _Watch:
         if not self._terminating.acquire(blocking=False):
             return
         until = time.monotonic() + _FLUSH_SECONDS
-        threads = [threading.Thread(target=end, daemon=True) for end in list(self._fits.values()) if end.atexit]
+        threads = [threading.Thread(target=end, daemon=True) for end in list(self._ends) if end.atexit]
         with contextlib.suppress(RuntimeError):  # no more threads
             for thread in threads:
                 thread.start()
@@ -204,32 +150,18 @@ class _Watch:
         self._handles = False
 
 
-def end_with(owner: object, loop: Loop | None, end: Callable[[], object], *, at_exit: bool) -> None:
-    """Calls `end` once, as soon as `owner` is collected, `loop` is over, or SIGTERM or Python's exit ends the process.
+def end_with(owner: object, end: Callable[[], object], *, at_exit: bool) -> Callable[[], object]:
+    """Calls `end` once: as soon as `owner` is collected, or SIGTERM or Python's exit ends the process.
 
     Args:
         owner: Lives as long as the training, or longer.
-        loop: What drives the training, if known.
         end: Must not hold the owner. Called in any thread.
         at_exit: Whether to call it when the process ends.
+
+    Returns:
+        What calls `end` earlier. Later calls do nothing.
     """
-    _WATCH.add(owner, _Fit(loop, end), at_exit=at_exit)
-
-
-def thread_frames() -> dict[int, FrameType]:
-    """Returns the innermost frame of each running thread."""
-    if sys.version_info >= (3, 12):
-        return sys._current_frames()
-    # Here Python makes the frames under a lock, and what the garbage collector frees meanwhile may need the same one:
-    # then all threads stand still for ever (CPython's issue 106883).
-    with _COLLECTING:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            return sys._current_frames()
-        finally:
-            if collects:
-                gc.enable()
+    return _WATCH.add(owner, end, at_exit=at_exit)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
@@ -247,44 +179,6 @@ def share_sigterm() -> None:
     _WATCH.share()
 
 
-def _over(fits: Mapping[_Fit, object]) -> list[_Fit]:
-    stacks = thread_frames()
-    del stacks[threading.get_ident()]  # a frame that its own variable holds would be a reference cycle
-    return [fit for fit in fits if fit.loop is not None and fit.loop.is_over(stacks)]
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _suspended(outermost: FrameType) -> bool:
-    """Whether a stack breaks off at a generator: its thread ran on while the stack was walked, and left it."""
-    return bool(outermost.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
-
-
-def _frames_of_last_error() -> Iterator[FrameType]:
-    """The frames of the exception that a notebook keeps for its debugger."""
-    error = getattr(sys, "last_value", None)
-    seen = set()
-    while isinstance(error, BaseException) and id(error) not in seen:
-        seen.add(id(error))
-        entry = error.__traceback__
-        while entry is not None:
-            yield entry.tb_frame
-            entry = entry.tb_next
-        error = error.__cause__ or error.__context__
-
-
-def _switches_stacks() -> bool:
-    """Whether greenlets may take this thread's frames from its stack while they wait."""
-    greenlet = sys.modules.get("greenlet")
-    if greenlet is None:
-        return False
-    return greenlet.getcurrent().parent is not None or bool({"gevent", "eventlet"} & sys.modules.keys())
-
-
 def _is_default(number: int) -> bool:
     """Whether the system knows no handler of a signal either: Python does not see those that C code sets."""
     try:
@@ -296,9 +190,5 @@ def _is_default(number: int) -> bool:
 
 
 _WATCH = _Watch()
-atexit.register(_WATCH.finish)
-_COLLECTING = threading.Lock()  # for who switches the garbage collector off
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_WATCH.forget)
-    os.register_at_fork(before=_COLLECTING.acquire, after_in_parent=_COLLECTING.release)
-    os.register_at_fork(after_in_child=_COLLECTING.release)

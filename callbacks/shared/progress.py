@@ -1,6 +1,9 @@
 """How long ago a step of the running `fit` ended, and what fit is doing since: for threads that watch it."""
 
 import contextlib
+import gc
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -8,8 +11,6 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-
-from tfopt.callbacks.shared.fit_watch import thread_frames
 
 SECONDS_SINCE_STEP = "seconds_since_step"
 # How long to wait for tf.data to say which batches it has delivered.
@@ -127,3 +128,25 @@ def _ask(iterator: Any, answers: list[tuple[int, int]]) -> None:
     with contextlib.suppress(Exception):  # autotuning is off, or it is not the iterator of one pipeline
         model = tf.data.experimental.get_model_proto(iterator)
         answers.append((model.nodes[model.output].num_elements, len(model.gap_times)))
+
+
+def thread_frames() -> dict[int, FrameType]:
+    """Returns the innermost frame of each running thread."""
+    if sys.version_info >= (3, 12):
+        return sys._current_frames()
+    # Here Python makes the frames under a lock, and what the garbage collector frees meanwhile may need the same one:
+    # then all threads stand still for ever (CPython's issue 106883).
+    with _COLLECTING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
+
+
+_COLLECTING = threading.Lock()  # for who switches the garbage collector off
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_COLLECTING.acquire, after_in_parent=_COLLECTING.release)
+    os.register_at_fork(after_in_child=_COLLECTING.release)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import keras
 
 from tfopt.callbacks.shared.running_fit import running_list
+from tfopt.internals.fit_door import join_list
 from tfopt.warn import warn_once
 
 Source = TypeVar("Source", bound=keras.callbacks.Callback)
@@ -42,7 +43,7 @@ def find_source(kind: type[Source], user: keras.callbacks.Callback) -> Source:
     An added one, made without arguments, stands at the end of fit's list, after Keras' history, so that its keys appear
     in no history.
     """
-    running = running_list()
+    running = running_list(user)
     for callback in running.callbacks if running else ():
         if isinstance(callback, kind):
             return callback
@@ -52,7 +53,7 @@ def find_source(kind: type[Source], user: keras.callbacks.Callback) -> Source:
         added.set_params(running.params)
         added.set_model(user.model)
         # Keras is looping over this list to call on_train_begin, and will reach the added one too.
-        running.callbacks.append(added)
+        join_list(added, running)
     return added
 
 

@@ -63,7 +63,7 @@ def begin_run(callback: keras.callbacks.Callback) -> Run:
     The callbacks of one list get the same, or a new one if the list is used again. A callback without a list, in a loop
     that calls it by itself, gets its own.
     """
-    key = running_list() or callback
+    key = running_list(callback) or callback
     run, begun = _runs.get(key, (None, weakref.WeakSet()))
     if run is None or callback in begun:
         run, begun = _runs[key] = Run(), weakref.WeakSet()

@@ -7,18 +7,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.shared.fit_watch import Loop, end_with
+from tfopt.callbacks.shared.fit_watch import end_with
 from tfopt.causes.between_gpus import Replicas
 from tfopt.errors import unknown_name
-from tfopt.internals.training import TFEpochIterator
-
-Kind = TypeVar("Kind")
+from tfopt.internals.fit_door import current_iterator, list_of, open_door, running_fit
 
 _SHOWN = "_tfopt_shown"  # an attribute of progress bars: of each of tfopt's keys, whether they print it
 RESUMED = "_tfopt_resumed"
@@ -26,36 +23,26 @@ RESUMED = "_tfopt_resumed"
 _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.RemoteMonitor)
 
 
-def variable_of_a_caller(name: str, kind: type[Kind]) -> Kind | None:
-    """Returns the local variable `name` of the nearest caller where it is a `kind`, or None."""
-    # Start at the caller's frame: a frame held by one of its own variables is a reference cycle and keeps what was
-    # found. A tf.data iterator would then end during some later garbage collection, and a step would wait for it.
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        # Check first: reading f_locals makes a frame keep all its variables until it ends, even deleted ones.
-        if name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-            found = frame.f_locals.get(name)
-            if isinstance(found, kind):
-                return found
-        frame = frame.f_back
-    return None
+class Callback(keras.callbacks.Callback):
+    """A callback that is told of the `fit` it is in: from the moment that one is made, Keras' `fit` is followed."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes one."""
+        open_door()  # not in __init__, which copies do without
+        return super().__new__(cls)
 
 
-def fit_variables(*names: str) -> list[Any]:
-    """Returns local variables of the `fit` that is calling, of any type; None for each if none is."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        variables = frame.f_code.co_varnames
-        if "epoch_iterator" in variables and isinstance(frame.f_locals.get("epoch_iterator"), TFEpochIterator):
-            return [frame.f_locals.get(name) for name in names]
-        frame = frame.f_back
-    return [None] * len(names)
+def running_list(callback: keras.callbacks.Callback) -> keras.callbacks.CallbackList | None:
+    """Returns the callback list that a callback is in. Keras tells no callback about the others."""
+    running = running_fit()
+    found = None if running is None else running.callbacks
+    return found if found is not None and callback in found.callbacks else list_of(callback)
 
 
-def running_list() -> keras.callbacks.CallbackList | None:
-    """Returns the callback list of the `fit` that is calling. Keras tells no callback about the others."""
-    return variable_of_a_caller("self", keras.callbacks.CallbackList)
+def running_iterator() -> Any:
+    """Returns the iterator of which the running `fit` trains a batch; None outside of a `fit`."""
+    running = running_fit()
+    return None if running is None or running.epochs is None else current_iterator(running.epochs)
 
 
 def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
@@ -65,7 +52,7 @@ def warn_of_earlier_loggers(callback: keras.callbacks.Callback) -> None:
     """
     if getattr(callback, "added_for_another", False):
         return
-    running = running_list()
+    running = running_list(callback)
     for earlier in takewhile(lambda other: other is not callback, running.callbacks if running else ()):
         if isinstance(earlier, _LOGGERS):
             warnings.warn(
@@ -85,13 +72,18 @@ class _Rounded(float):
         return f"{float(self):.0f}" if abs(self) >= 1000 else f"{float(self):.4g}"
 
 
-def log_epoch(logs: dict[str, Any], figures: Mapping[str, float], show: Collection[str] | None) -> None:
+def log_epoch(
+    callback: keras.callbacks.Callback,
+    logs: dict[str, Any],
+    figures: Mapping[str, float],
+    show: Collection[str] | None,
+) -> None:
     """Adds an epoch's figures to the logs, of which fit's progress bar prints only those in `show`. None: all.
 
     Call it from `on_epoch_end`. History and loggers get all of them.
     """
     logs.update(figures)
-    bar = getattr(running_list(), "_progbar", None)
+    bar = getattr(running_list(callback), "_progbar", None)
     if bar is None:
         return
     if not hasattr(bar, _SHOWN):
@@ -122,29 +114,19 @@ def check_shown(show: Collection[str] | None, logged: Collection[str]) -> Collec
 def end_with_fit(callback: keras.callbacks.Callback, end: Callable[[], object], *, at_exit: bool = True) -> None:
     """Calls `end` once the running fit is over, even if an exception ends it and `on_train_end` is never called.
 
-    It is called when fit's callback list is collected, or within a second if a notebook keeps the exception; on SIGTERM
-    if nobody else handles it; and when Python exits. Call this from `on_train_begin`.
+    In a loop of the user's own it is called when the callback's list is collected. Also on SIGTERM if nobody else
+    handles it, and when Python exits. Call this from `on_train_begin`.
 
     Args:
-        callback: Its lifetime stands in for fit's when no callback list is found.
-        end: Must not hold the callback or fit's list, or neither could be collected. Called in any thread.
+        callback: In a loop without a list, its lifetime stands in for the loop's.
+        end: Must not hold the callback or its list, or neither could be collected in a loop of the user's own. Called
+            in any thread.
         at_exit: Whether to call it when the process ends during the fit.
     """
-    # No hook reports an exception in another callback or Ctrl-C, but fit's own list is collected then.
-    end_with(running_list() or callback, running_loop(), end, at_exit=at_exit)
-
-
-def running_loop() -> Loop | None:
-    """Returns the function that called fit's list: Keras' `fit`, or a loop of the user's own."""
-    frame: FrameType | None = sys._getframe(1)
-    inside = False
-    while frame is not None:
-        code = frame.f_code
-        of_list = "self" in code.co_varnames and isinstance(frame.f_locals.get("self"), keras.callbacks.CallbackList)
-        if inside and not of_list:
-            return Loop(frame)
-        inside, frame = of_list, frame.f_back
-    return None
+    running = running_fit()
+    ending = end_with(running or running_list(callback) or callback, end, at_exit=at_exit)
+    if running is not None:
+        running.ends.callback(ending)
 
 
 def steps_trained(model: keras.Model) -> int:

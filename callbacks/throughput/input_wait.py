@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.shared.running_fit import variable_of_a_caller
+from tfopt.callbacks.shared.running_fit import running_iterator
 
 _GAPS_KEPT = 100  # by tf.data
 _LONGEST_GAP_SECONDS = 10.0  # tf.data keeps no longer one
@@ -85,7 +85,8 @@ class InputWait:
 
         Call it from `on_train_batch_end`. Of a step that compiled, give its time: it is left out.
         """
-        self._iterator, self._taken = variable_of_a_caller("iterator", tf.data.Iterator), 0
+        found = running_iterator()
+        self._iterator, self._taken = found if isinstance(found, tf.data.Iterator) else None, 0
         self._gaps = self._read_gaps()
         self._taken += int(skipped_seconds is not None)
         self._skipped = int(skipped_seconds is not None and skipped_seconds < _LONGEST_GAP_SECONDS)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.callbacks.shared.running_fit import variable_of_a_caller
+from tfopt.callbacks.shared.running_fit import running_iterator
 from tfopt.hardware import gpus
 from tfopt.hardware.peaks import peak_tflops
 from tfopt.text import listed
@@ -62,7 +62,7 @@ class CountedRate:
     def count(self, model: keras.Model, examples_per_step: float | None) -> None:
         """Starts to count, after the first step. Call it from a hook of `fit`, whose batches it looks for."""
         self.counts = True
-        spec = getattr(variable_of_a_caller("iterator", object), "element_spec", None)
+        spec = getattr(running_iterator(), "element_spec", None)
         thread = threading.Thread(target=self._count, args=(model, spec, examples_per_step or 1.0), name=_THREAD)
         try:
             thread.start()

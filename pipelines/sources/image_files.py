@@ -208,6 +208,8 @@ def _wrong_head(form: str, head: bytes) -> list[str] | None:
         what = "an animated WebP. Convert it to GIF, or its first frame to PNG"
     elif form == "WebP" and {b"VP8X": flags, b"VP8L": _number(head, 24, 25)}.get(chunk, 0) & 0x10:
         what = "a WebP with transparency. Convert it to PNG"  # which TensorFlow decodes to four channels only
+    elif form == "WebP" and not hasattr(tf.raw_ops, "DecodeWebP"):
+        what = "a WebP, which TensorFlow decodes from 2.20 on. Convert it to PNG"
     else:
         return None
     return ["unsupported", what]

@@ -2,12 +2,22 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
 
 def since_keras(release):
     """A mark for tests that are about what this release of Keras brought."""
-    older = tuple(map(int, keras.__version__.split(".")[:2])) < tuple(map(int, release.split(".")))
-    return pytest.mark.skipif(older, reason=f"about Keras {release} and later")
+    return _since("Keras", keras.__version__, release)
+
+
+def since_tensorflow(release):
+    """A mark for tests that are about what this release of TensorFlow brought."""
+    return _since("TensorFlow", tf.__version__, release)
+
+
+def _since(name, installed, release):
+    older = tuple(map(int, installed.split(".")[:2])) < tuple(map(int, release.split(".")))
+    return pytest.mark.skipif(older, reason=f"about {name} {release} and later")
 
 
 def make_unknown(monkeypatch, repair):

@@ -1,5 +1,9 @@
 """What a training that stands still is doing, in fits that are held up at a known place."""
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,7 +15,7 @@ from clock import Clock
 from quick import first_quick
 from watched_fit import fit, shared_net
 
-from tfopt.callbacks.shared.progress import Progress
+from tfopt.callbacks.shared.progress import Progress, thread_frames
 from tfopt.fit import overlap, undo
 
 BATCH = (np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))
@@ -256,3 +260,55 @@ def test_the_last_of_an_epochs_executions_may_count_steps_beyond_it():
     progress.begin_epoch(-1)  # unknown
     progress.end_step(3)
     assert progress.phase == "training"
+
+
+FRAMES_AND_GARBAGE = """
+import gc, threading
+from tfopt.callbacks.shared.progress import thread_frames
+
+class Ring:
+    def __init__(self):
+        self.itself, self.local = self, threading.local()
+        self.local.value = 1
+
+def deep(depth):  # thread_frames makes the frame of each thread's innermost call, and each may set off a collection
+    Ring()
+    return deep(depth - 1) if depth else thread_frames()
+
+gc.set_threshold(1)
+for _ in range(300):
+    assert deep(3)[threading.get_ident()]
+assert gc.isenabled()
+gc.disable()
+thread_frames()
+assert not gc.isenabled()
+"""
+
+
+def test_garbage_with_thread_locals_does_not_stop_all_threads():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    # In a process of its own, since the test would hold the interpreter's lock for ever.
+    subprocess.run([sys.executable, "-c", FRAMES_AND_GARBAGE], env=environment, check=True, timeout=120)
+
+
+def test_two_threads_that_ask_for_frames_leave_the_garbage_collector_on():
+    done = threading.Event()
+
+    def ask():
+        while not done.is_set():
+            thread_frames()
+
+    others = [threading.Thread(target=ask) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for other in others:
+            other.start()
+        for _ in range(2000):
+            thread_frames()
+    finally:
+        done.set()
+        for other in others:
+            other.join()
+        sys.setswitchinterval(interval)
+    assert gc.isenabled()

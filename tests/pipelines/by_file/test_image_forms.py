@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 from unwrapped import unwrapped
+from versions import since_tensorflow
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import CentralCrop, build_pipeline, images, images_with_masks, plan_pipeline
@@ -59,11 +60,18 @@ def test_formats_decode_to_three_channels(tmp_path, picture, name, mode):
     np.testing.assert_allclose(image.astype(int), expected, atol=3 if name == "a.jpg" else 0)
 
 
+@since_tensorflow("2.20")
 @pytest.mark.parametrize("options", [{}, {"crop": CentralCrop(16, fraction=1.0)}])
 def test_webp_decodes_to_its_pixels(one, options):
     pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
     folder = one(Image.fromarray(pixels), "WebP", {"lossless": True})
     np.testing.assert_array_equal(decoded(folder, **options), pixels)
+
+
+def test_webp_is_refused_where_tensorflow_cannot_decode_it(one, monkeypatch):
+    monkeypatch.delattr("tensorflow.raw_ops.DecodeWebP", raising=False)
+    with pytest.raises(PipelineError, match=r"a WebP, which TensorFlow decodes from 2\.20 on\. Convert it to PNG"):
+        decoded(one(Image.new("RGB", (8, 8)), "WebP"))
 
 
 def test_an_animation_gives_its_first_frame(one):
