@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import file_stamps
 from tfopt.pipelines.sources.source import Source
@@ -37,6 +37,7 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
         TypeError: If `name` is neither a string nor a builder.
         ValueError: If `name` is malformed, or a `data_dir` is given for a builder.
         PipelineError: If the dataset is not prepared, lacks a file, or has no such split.
+        tfopt.errors.UnsupportedError: If tensorflow-datasets does not work with the installed packages.
 
     Example:
         >>> source = tfds("mnist", "test")  # doctest: +SKIP
@@ -45,6 +46,11 @@ def tfds(name: Any, split: str = "train", *, data_dir: str | os.PathLike[str] | 
     """
     import tensorflow_datasets
 
+    if not hasattr(tensorflow_datasets, "core"):  # its import goes on without what failed
+        raise UnsupportedError(
+            "Expected tensorflow-datasets with all its parts. Found that its import failed in part: before TensorFlow "
+            "2.20 it needs an older tensorflow-metadata. What to do: pip install 'tensorflow-metadata<1.17'."
+        )
     builder = _find_prepared(name, data_dir) if isinstance(name, str) else _expect_prepared(name, data_dir)
     chosen = _expect_split(builder, split)
     features = builder.info.features

@@ -6,10 +6,13 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from versions import since_tensorflow
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import flags, xla_flags
 from tfopt.xla.xla_flags import format_flags, parse
+
+asks_xla = since_tensorflow("2.20")  # whose XLA says which flags it knows
 
 
 @pytest.fixture
@@ -60,6 +63,7 @@ except UnsupportedError as error:
 """
 
 
+@asks_xla
 @pytest.mark.slow
 def test_xla_runs_with_the_flags_and_refuses_those_that_come_too_late(tmp_path):
     folder = tmp_path / 'a "folder"'
@@ -72,6 +76,7 @@ def test_xla_runs_with_the_flags_and_refuses_those_that_come_too_late(tmp_path):
     assert "start Python with XLA_FLAGS='--xla_dump_to=elsewhere'" in refused
 
 
+@asks_xla
 @pytest.mark.usefixtures("early")
 def test_flags_are_merged_and_say_what_they_replaced(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=2  --xla_cpu_enable_fast_math")
@@ -87,6 +92,7 @@ def test_flags_are_merged_and_say_what_they_replaced(monkeypatch):
     assert flags().to_dict()["in_force"]["xla_gpu_autotune_level"] == "3"
 
 
+@asks_xla
 @pytest.mark.usefixtures("early")
 def test_processes_started_afterwards_inherit_them():
     assert str(flags()) == "defaults"
@@ -94,6 +100,7 @@ def test_processes_started_afterwards_inherit_them():
     assert run("import os; print(os.environ['XLA_FLAGS'])").stdout.strip() == "--xla_gpu_autotune_level=0"
 
 
+@asks_xla
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize(
     ("values", "error", "message"),
@@ -118,6 +125,7 @@ def test_what_xla_does_not_take_is_refused(values, error, message):
     assert "XLA_FLAGS" not in os.environ
 
 
+@asks_xla
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize(
     ("before", "message"),
@@ -135,6 +143,7 @@ def test_what_stands_in_the_environment_must_be_flags(monkeypatch, before, messa
     assert os.environ["XLA_FLAGS"] == before
 
 
+@asks_xla
 def test_too_late_in_this_process(monkeypatch):
     monkeypatch.setattr(xla_flags, "devices_started", lambda: True)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=2")
@@ -162,6 +171,7 @@ def test_every_value_is_read_as_it_was_written(values):
     assert parse(format_flags(values)) == values
 
 
+@asks_xla
 @pytest.mark.parametrize("value", ["a b", 'a"b', "'a'", '"', "\\", 'a \\"b\\', "tab\there", "", "=", "--xla_b"])
 def test_xla_reads_what_is_written_here(value):
     """The flag behind it is read as one, and is unknown."""

@@ -1,9 +1,11 @@
 """What Keras' models consist of beyond its public layers."""
 
+import inspect
+
 import keras
 from keras.src.layers.preprocessing.index_lookup import IndexLookup
 from keras.src.losses.losses import LossFunctionWrapper
-from keras.src.models.functional import Functional, functional_like_constructor
+from keras.src.models.functional import Functional
 from keras.src.ops import nn, numpy
 from keras.src.ops.core import Cast
 from keras.src.saving.keras_saveable import KerasSaveable
@@ -22,7 +24,7 @@ __all__ = [
     "SafeModeScope",
     "TrackableDataStructure",  # what TensorFlow makes of a list or dict that is set as an attribute
     "Tracker",  # finds the variables and layers that are set as attributes
-    "functional_like_constructor",  # whether a class is called as keras.Model(inputs, outputs)
+    "is_made_of_graph",
     "nn",  # operations of keras.ops, as classes
     "no_automatic_dependency_tracking",
     "numpy",  # operations of keras.ops, as classes
@@ -31,3 +33,11 @@ __all__ = [
 
 CUTS_GRAPHS = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 14)
 """Whether a `keras.Function` may begin at tensors in the middle of a graph."""
+
+
+def is_made_of_graph(kind: type) -> bool:
+    """Whether a class is called as `keras.Model(inputs, outputs)`. Keras' own answer is wrong before 3.14."""
+    parameters = list(inspect.signature(kind.__init__).parameters.values())  # type: ignore[misc]
+    named = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    rest = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return named[1:] == ["inputs", "outputs", "name"] or rest <= {one.kind for one in parameters}

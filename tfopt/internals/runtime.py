@@ -13,7 +13,7 @@ from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.lib.io._pywrap_record_io import RandomRecordReader, RecordIterator
 from tensorflow.python.ops.resource_variable_ops import EagerResourceDeleter
-from tensorflow.python.profiler.trace import enabled as is_profiling
+from tensorflow.python.profiler import trace
 
 __all__ = [
     "DistributedVariable",  # a variable with a copy on each replica
@@ -31,6 +31,12 @@ __all__ = [
     "random_generator",
     "run_operation",
 ]
+
+
+def is_profiling() -> bool:
+    """Whether TensorFlow's profiler runs."""
+    enabled = trace.enabled  # a function since TensorFlow 2.19
+    return bool(enabled() if callable(enabled) else enabled)
 
 
 def global_seed() -> int | None:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets
 
-from tfopt.errors import PipelineError
+from tfopt.errors import PipelineError, UnsupportedError
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.sources.image_files import decode_image
 from tfopt.pipelines.sources.tfds import tfds
@@ -174,6 +174,14 @@ def test_the_library_is_imported_when_needed_and_knows_its_own_folder(folder):
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TFDS_DATA_DIR": str(folder), "PYTHONPATH": str(ROOT)}
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ, check=True)
     assert answer.stdout.split() == ["False", "30"]
+
+
+def test_an_import_that_failed_in_part_is_named(folder, monkeypatch):
+    monkeypatch.delattr(tensorflow_datasets, "core")
+    with pytest.raises(
+        UnsupportedError, match=r"needs an older tensorflow-metadata.*pip install 'tensorflow-metadata<1"
+    ):
+        tfds("shades", data_dir=folder)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "huggingface:imdb", "../mnist", "mnist/a/b", "mnist:9", "mnist:3.0"])

@@ -103,7 +103,7 @@ class Held:
             constraint.weight.constraint = constraint.before
 
 
-class _Constraint:
+class _Constraint(keras.constraints.Constraint):
     def __init__(self, kept: Any, weight: Any):
         self.mask = tf.Variable(kept, trainable=False)
         self.weight, self.before = weight, weight.constraint

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
-from tfopt.internals.layers import Functional, SafeModeScope, functional_like_constructor
+from tfopt.internals.layers import Functional, SafeModeScope, is_made_of_graph
 from tfopt.model.products import graph_nodes
 from tfopt.model.state import layers_in_float32, python_random_kept
 
@@ -147,7 +147,7 @@ class _Clones:
     def _model(self, model: Any) -> keras.Model:
         overridden = [name for name in _OVERRIDES if _of_the_user(getattr(type(model), name))]
         sequential = isinstance(model, keras.Sequential)
-        own_class = not sequential and functional_like_constructor(type(model))
+        own_class = not sequential and is_made_of_graph(type(model))
         if overridden and not own_class:
             raise UnsupportedError(
                 f"Expected a model that can be built again from its layers. Found {model.name!r}, whose class "
