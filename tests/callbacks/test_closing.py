@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from versions import since_tensorflow
 from watched_fit import fit
 
 from tfopt import callbacks as ours
@@ -42,6 +43,7 @@ def given(monkeypatch):
     return found
 
 
+@since_tensorflow("2.20")  # whose log of compilations can be read
 def test_what_the_end_of_fit_waits_for_is_given_less_than_a_tenth_of_a_second(tmp_path, given):
     exporters = [ours.PrometheusExporter(tmp_path / "training.prom"), ours.PrometheusExporter(port=0)]
     fit(*exporters, ours.CompilationLogger(), ours.ReportWriter(tmp_path / "report.html"))

@@ -185,7 +185,7 @@ def test_an_epoch_that_skips_every_step_is_warned_of_once(tmp_path):
     model, logger = scaled(), LossScaleLogger(tmp_path)
     with pytest.warns(UserWarning, match=r"Expected finite gradients.*Found all.*skipped.*precision\.check") as record:
         figures = fit(model, dataset(3, infinite=[0, 1, 2]), logger, epochs=3)
-    assert len(record) == 1
+    assert sum(warning.category is UserWarning for warning in record) == 1
     assert figures["skipped_steps"] == [3, 3, 3]
     assert figures["loss_scale"] == [2.0**-3, 2.0**-6, 2.0**-9]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from taking import taking
+from versions import since_keras
 
 from tfopt.compress import suggest, suggesting
 from tfopt.model.step_calls import StepCalls
@@ -82,6 +83,14 @@ def test_attention_shares_its_key_heads(compiled, batch):
     (form,) = found.values()
     assert form.form == "2 key heads for 8 query heads"
     assert form.parameters == (4 * (16 * 32) + 3 * 32 + 16, 2 * 16 * 32 + 2 * 16 * 8 + 32 + 2 * 8 + 16)
+
+
+@since_keras("3.15")
+@pytest.mark.usefixtures("quick")
+def test_attention_in_a_window_has_no_other_form(compiled, batch):
+    inputs = keras.Input((6, 16))
+    attention = layers.MultiHeadAttention(8, 4, sliding_window=2, name="attention")
+    assert forms(compiled(keras.Model(inputs, attention(inputs, inputs))), batch((6, 16))) == {}
 
 
 @pytest.mark.usefixtures("quick")

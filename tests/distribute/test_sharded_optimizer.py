@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from quick import SHARES, SLOW, in_shares
 from sharded_cases import CASES, FEW, SAVED
+from versions import since_keras
 
 from tfopt.distribute import shard_optimizer
 from tfopt.distribute.sharded_optimizer import _gathered
@@ -173,7 +174,10 @@ def test_weights_of_two_dtypes_are_gathered_apart():
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("Lamb", "norm of each whole"), ("Muon", "whole matrices"), ("Adafactor", "rows"), ("ScheduleFreeAdamW", "copy")],
+    [
+        *(("Lamb", "norm of each whole"), ("Muon", "whole matrices"), ("Adafactor", "rows")),
+        pytest.param("ScheduleFreeAdamW", "copy", marks=since_keras("3.14")),
+    ],
 )
 def test_optimizers_of_whole_weights_are_refused_by_name(name, why):
     with pytest.raises(UnsupportedError, match=f"Found {name}, which .*{why}"):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from models import batch, small_net, state, summed_in_one_order
 from quick import campaign, first_quick
 from snippets import ROOT
-from versions import make_unknown
+from versions import make_unknown, since_keras
 
 from tfopt import repairs
 from tfopt.errors import UnsupportedError
@@ -180,6 +180,7 @@ def test_fit_warns_of_a_dataset_of_the_users_own_as_ever():
     assert warned(pipeline) == stock
 
 
+@since_keras("3.14")  # which warns
 def test_a_keras_that_is_not_known_goes_on_warning(monkeypatch):
     make_unknown(monkeypatch, repairs.SHUFFLE_WARNING)
     with pytest.raises(UnsupportedError, match="It stays unpatched, and this may still be wrong: fit warns"):

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from versions import since_tensorflow
 
 from tfopt.errors import UnsupportedError
 from tfopt.xla import autotune_cache, persistent_cache, xla_flags
 from tfopt.xla.autotune_cache import share_cache
 from tfopt.xla.xla_flags import parse
+
+pytestmark = since_tensorflow("2.20")  # whose XLA says which flags it knows
 
 BUILD = f"tensorflow-{tf.version.VERSION}-{tf.version.GIT_VERSION}"
 

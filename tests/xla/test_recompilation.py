@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import tensorflow as tf
+from versions import since_tensorflow
 from watched_functions import data, linear, total
 
 from tfopt.errors import TfoptError
@@ -11,7 +12,7 @@ from tfopt.fit import overlap
 from tfopt.internals.graphs import ConcreteFunction
 from tfopt.xla import watch
 
-pytestmark = pytest.mark.usefixtures("left_as_found")
+pytestmark = [since_tensorflow("2.20"), pytest.mark.usefixtures("left_as_found")]  # whose log can be read
 
 
 def called(f, *sizes):

@@ -249,16 +249,18 @@ def _of_dense(layer: Any, shapes: list[tuple[int, ...]]) -> Iterator[_Form]:
 def _of_attention(layer: Any, shapes: list[tuple[int, ...]]) -> Iterator[_Form]:
     heads = layer.num_heads
     alike = layer.key_dim == layer.value_dim and layer._output_shape is None and len(shapes[0]) == 3
-    if heads % _SHARED_HEADS or not alike:
+    options = layer.get_config()  # of Keras 3.14: a gate and a window
+    if heads % _SHARED_HEADS or not alike or options.get("sliding_window") is not None:
         return
+    gate = {"use_gate": True} if options.get("use_gate") else {}
     grouped = _LAYERS.GroupQueryAttention(
         layer.key_dim,
         heads,
         heads // _SHARED_HEADS,
         dropout=layer._dropout,
         use_bias=layer._use_bias,
-        use_gate=layer._use_gate,
         dtype=layer.dtype_policy,
+        **gate,
     )
     retrain = "train it and what follows on, from the means of the key and value heads"
     yield _Form(f"{heads // _SHARED_HEADS} key heads for {heads} query heads", grouped, retrain)

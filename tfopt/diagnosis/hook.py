@@ -4,7 +4,6 @@ Python runs the script as ever, and calls `install` before that. Keras is not im
 """
 
 import atexit
-import functools
 import importlib.machinery
 import inspect
 import json
@@ -23,11 +22,13 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tfopt.errors import TfoptError, UnsupportedError
+from tfopt.internals.patches import Function, Patch, put
 
 ANSWER, PAGE = "answer.json", "page.html"
 DIAGNOSE, TUNE, TIME = "diagnose", "tune", "time"
 _KERAS = ("keras", "tf_keras")  # the second is Keras 2, which TF_USE_LEGACY_KERAS=1 chooses
 _EXIT_SECONDS = 5.0
+_BY = "tfopt-bench doctor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,27 +128,30 @@ class _Doctor:
         """Patches Keras' own `fit`. A model that overrides it is met when it calls `super().fit`."""
         self._calls["import"] += 1
         trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
-        stock = trainer.fit
 
-        @functools.wraps(stock)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-            self._calls["fit"] += 1
-            if self._calls["fit"] != self._task.fit or os.getpid() != self._process:
-                return stock(model, *args, **kwargs)
-            given = inspect.signature(stock.__get__(model)).bind(*args, **kwargs)
-            given.apply_defaults()
-            tempfile.tempdir = str(self._folder)  # removed even if the process is killed meanwhile
-            if type(model).fit is not fit:  # a fit of its own has prepared these arguments, and would do so again
-                vars(model)["fit"] = stock.__get__(model)
-            self.report()  # the experiments may kill the process
-            self._outcome = self._examine(keras, model, given.arguments, stock)
-            self.report()
-            _end_process()
+        def held(stock: Function) -> Function:
+            def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+                self._calls["fit"] += 1
+                if self._calls["fit"] != self._task.fit or os.getpid() != self._process:
+                    return stock(model, *args, **kwargs)
+                given = inspect.signature(stock.__get__(model)).bind(*args, **kwargs)
+                given.apply_defaults()
+                tempfile.tempdir = str(self._folder)  # removed even if the process is killed meanwhile
+                if type(model).fit is not trainer.fit:  # its own has prepared these arguments, and would do so again
+                    vars(model)["fit"] = stock.__get__(model)
+                self.report()  # the experiments may kill the process
+                self._outcome = self._examine(keras, model, given.arguments, stock)
+                self.report()
+                _end_process()
 
-        trainer.fit = fit
-        self._count(trainer, "train_on_batch", "train_on_batch")
+            return fit
+
+        counted = self._counted("train_on_batch")
+        patches = [Patch(trainer, "fit", held, _BY), Patch(trainer, "train_on_batch", counted, _BY)]
         if "tensorflow" in sys.modules:
-            self._count(sys.modules["tensorflow"].GradientTape, "__enter__", "GradientTape")
+            tape = sys.modules["tensorflow"].GradientTape
+            patches.append(Patch(tape, "__enter__", self._counted("GradientTape"), _BY))
+        put(patches)
 
     def _examine(
         self, keras: ModuleType, model: Any, arguments: Mapping[str, Any], stock: Callable[..., Any]
@@ -197,15 +201,15 @@ class _Doctor:
                 part.write_text(json.dumps({"calls": self._calls} | self._outcome), encoding="utf-8")
                 part.rename(self._folder / ANSWER)
 
-    def _count(self, owner: Any, name: str, what: str) -> None:
-        stock = getattr(owner, name)
+    def _counted(self, what: str) -> Callable[[Function], Function]:
+        def counting(stock: Function) -> Function:
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                self._calls[what] += 1
+                return stock(*args, **kwargs)
 
-        @functools.wraps(stock)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._calls[what] += 1
-            return stock(*args, **kwargs)
+            return counted
 
-        setattr(owner, name, counted)
+        return counting
 
 
 def _require_supported(keras: ModuleType) -> None:
