@@ -17,6 +17,7 @@ from types import FrameType
 
 from tfopt.warn import warn_once
 
+_EVERY_SECONDS = 1.0  # a look at who handles SIGTERM
 # Slurm kills 30 s after SIGTERM by default, Kubernetes too, tfopt's launcher 10 s.
 _FLUSH_SECONDS = 5.0
 
@@ -77,7 +78,10 @@ class _Watch:
 
     def _run(self) -> None:
         while True:
-            received = self._reader.recv(4096)
+            try:
+                received = self._reader.recv(4096)
+            except TimeoutError:
+                received = b""
             if self._handles and signal.getsignal(signal.SIGTERM) is not _on_sigterm:
                 self._handles_alone = False
             if signal.SIGTERM in received and self.handles_alone():
@@ -93,7 +97,7 @@ class _Watch:
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass
-        self._reader.setblocking(True)
+        self._reader.settimeout(_EVERY_SECONDS)
 
     def handles_alone(self) -> bool:
         """Whether SIGTERM is the thread's: it runs, and no other handler has been there since."""
