@@ -83,10 +83,10 @@ def test_without_a_place_it_is_asked_in_each_process(asked, tmp_path, monkeypatc
     assert asked == ["needed"] * 2
 
 
-@pytest.mark.parametrize("what", ["version", "_fingerprint"])
+@pytest.mark.parametrize("what", ["_versions", "_fingerprint"])
 def test_another_version_or_source_is_asked_again(asked, monkeypatch, what):
     probing.verdicts([NEEDED])
-    monkeypatch.setattr(probing, what, lambda name: "another")
+    monkeypatch.setattr(probing, what, lambda *_: "another")
     probing.verdicts([NEEDED])
     assert asked == ["needed"] * 2
 

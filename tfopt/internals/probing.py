@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,10 +109,18 @@ def _key(patch: Probed) -> str:
     assert probe is not None
     modules = {path.partition(":")[0] for path in (probe.home, probe.harmless, probe.measure) if path} | {__name__}
     sources = [inspect.getsource(importlib.import_module(module)) for module in sorted(modules)]
-    versions = [sys.version, version("tensorflow"), version("keras"), version("numpy")]
     found = [_fingerprint(target) for target in patch.targets]
-    text = json.dumps([versions, found, sources, repr(probe)])
+    text = json.dumps([sys.version, _versions(), found, sources, repr(probe)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _versions() -> tuple[str, str, str]:
+    # Not those of the installed packages, which have many names: tensorflow-cpu, tf-nightly, keras-nightly.
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    return tf.__version__, keras.__version__, np.__version__
 
 
 def _fingerprint(target: str) -> str:
@@ -137,7 +144,8 @@ def _keep(place: Path, verdict: Verdict) -> None:
 
 def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     """Probes patches in a process of their own."""
-    found = f"TensorFlow {version('tensorflow')} and Keras {version('keras')}"
+    tensorflow, keras, _ = _versions()
+    found = f"TensorFlow {tensorflow} and Keras {keras}"
     say = f"\rtfopt does not know all of {found}. It tries what it patches there, once; left: "
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS", "KERAS_BACKEND")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}

@@ -3,8 +3,9 @@
 from typing import Any
 
 import keras
-from keras.src.backend import in_stateless_scope, set_keras_mask
 from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 __all__ = [

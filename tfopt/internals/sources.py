@@ -14,6 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 Function = Callable[..., Any]
+# Classes by another name, since a release.
+_RENAMED = {
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer"): "Trainer",  # Keras 3.16
+    ("keras.src.trainers.trainer", "Trainer"): "BaseTrainer",  # Keras 3.16
+}
 
 
 def find(target: str) -> tuple[Any, str]:
@@ -24,7 +29,10 @@ def find(target: str) -> tuple[Any, str]:
     """
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
-    return functools.reduce(getattr, owners, importlib.import_module(module)), name
+    found = importlib.import_module(module)
+    if owners and not hasattr(found, owners[0]):
+        owners[0] = _RENAMED.get((module, owners[0]), owners[0])
+    return functools.reduce(getattr, owners, found), name
 
 
 def fingerprint(function: Function) -> str:

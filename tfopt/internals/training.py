@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator, reduce_per_replica
+import keras
+from keras.src.backend.tensorflow.trainer import TFEpochIterator, reduce_per_replica
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.data_adapters import get_data_adapter
@@ -28,6 +29,9 @@ __all__ = [
     "train_validation_split",  # what validation_split does to arrays
     "unscale_loss_for_distribution",
 ]
+
+
+TensorFlowTrainer = next(base for base in keras.Model.__mro__ if base.__module__ == TFEpochIterator.__module__)
 
 
 def has_keras_own(model: Any, name: str) -> bool:
