@@ -16,9 +16,10 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +46,9 @@ class Probe:
     measure: str = ""
     """The function that shows the defect. Empty for none: a patch that keeps the numbers of `harmless` is needed."""
     right: Any = None
-    """What `measure` returns without the defect: a string, a number or several numbers."""
+    """What `measure` returns without the defect: a number or a string, or several for the parts of a defect."""
+    refuses: bool = False
+    """Whether the patch refuses each training that shows the defect, rather than mend it."""
     tolerance: float = 0.0
     """By how much numbers may differ from the right ones, and those of `harmless` relatively from each other."""
     devices: int = 1
@@ -207,7 +210,7 @@ def _probed(patch: Any) -> Verdict:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * probe.devices)
     try:
         plain, stock = _called(probe.harmless), _measured(probe)
-        if probe.measure and _is_near(stock, probe.right, probe.tolerance):
+        if probe.measure and (_is_near(stock, probe.right, probe.tolerance) or set(_listed(stock)) == {REFUSED}):
             return Verdict(NEEDLESS, f"stock Keras computes {stock}, as it should")
         with patch.tried():
             patched, same = _measured(probe), _called(probe.harmless)
@@ -217,8 +220,9 @@ def _probed(patch: Any) -> Verdict:
         return Verdict(UNFIT, "with the patch, a training without the defect computes something else than without it")
     if not probe.measure:
         return Verdict(NEEDED, "a training computes the same with the patch and without it")
-    if not _is_near(patched, probe.right, probe.tolerance):
-        return Verdict(UNFIT, f"Keras computes {patched} with the patch and {stock} without it; {probe.right} is right")
+    right = [REFUSED] * len(_listed(probe.right)) if probe.refuses else probe.right
+    if not _is_near(patched, right, probe.tolerance):
+        return Verdict(UNFIT, f"Keras computes {patched} with the patch and {stock} without it; {right} is right")
     return Verdict(NEEDED, f"stock Keras computes {stock}, with the patch {patched}")
 
 
@@ -231,17 +235,31 @@ def _called(path: str) -> Any:
 
 
 def _measured(probe: Probe) -> Any:
-    if not probe.measure:
-        return probe.right
+    return _called(probe.measure) if probe.measure else probe.right
+
+
+def outcomes(*trainings: Callable[[], Any]) -> list[Any]:
+    """What each training computes, or REFUSED: for `measure` of a defect with several parts."""
+    return [_outcome(training) for training in trainings]
+
+
+def _outcome(training: Callable[[], Any]) -> Any:
     try:
-        return _called(probe.measure)
+        return training()
     except TfoptError:
         return REFUSED
 
 
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def _is_near(found: Any, right: Any, tolerance: float) -> bool:
+    found, right = _listed(found), _listed(right)
+    return len(found) == len(right) and all(map(partial(_are_near, tolerance), found, right))
+
+
+def _are_near(tolerance: float, found: Any, right: Any) -> bool:
     if isinstance(found, str) or isinstance(right, str) or right is None:
         return bool(found == right)
-    found, right = (value if isinstance(value, list | tuple) else [value] for value in (found, right))
-    pairs = zip(found, right, strict=False)
-    return len(found) == len(right) and all(abs(one - other) <= tolerance for one, other in pairs)
+    return bool(abs(found - right) <= tolerance)

@@ -62,7 +62,7 @@ NUMPY_SLICES = Repair(
         f"{_PY_DATASET}.get_tf_dataset": frozenset({"3da51bbd1fd7aa29"}),
     },
     replace={f"{_GENERATOR}.__init__": _reading_copies, f"{_PY_DATASET}._standardize_batch": _copying},
-    probe=on_replicas("NUMPY_SLICES", "overwritten", 0.0),
+    probe=on_replicas("NUMPY_SLICES", "overwritten", [0.0, 0.0]),
     without="Yield copies of the slices.",
 )
 

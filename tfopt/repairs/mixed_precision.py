@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
-from tfopt.internals.probing import REFUSED
 from tfopt.internals.scopes import get_state, set_state
 from tfopt.model.layers import computing_layers
 from tfopt.model.state import optimizers_of
@@ -135,7 +134,7 @@ LOSS_SCALING = Repair(
     reference="Keras, Trainer.compile and Trainer.get_compile_config; no upstream report was found.",
     broken={_COMPILE: frozenset({"6ee305505df59063", "ece08fa5848ea502"}), _APPLY: frozenset({"4634947582aff41e"})},
     replace={_COMPILE: _scaling_compile, _APPLY: _refusing_apply},
-    probe=on_one_device("LOSS_SCALING", "float16_layer", 1.0, 1e-3),
+    probe=on_one_device("LOSS_SCALING", "loss_scaling", [1.0, 8.0], 1e-3),
     without="Pass a keras.optimizers.LossScaleOptimizer to compile, or train with mixed_bfloat16.",
 )
 
@@ -189,7 +188,7 @@ UNSCALED_LOSS = Repair(
         f"{_WRAPPER}.scale_loss": frozenset({"78d5d041ca7676f4"}),
     },
     replace={f"{_WRAPPER}.apply": _asking_apply, f"{_WRAPPER}.scale_loss": _noting_scale_loss},
-    probe=on_one_device("UNSCALED_LOSS", "forgotten_scale", REFUSED),
+    probe=on_one_device("UNSCALED_LOSS", "unscaled_loss", [1.0], 1e-3, refuses=True),
     without="Make sure that a custom train_step calls `self.optimizer.scale_loss(loss)` inside the tape.",
 )
 
@@ -223,7 +222,7 @@ REPLICA_OVERFLOW = Repair(
         f"{_WRAPPER}.check_finite": frozenset({"5386095841a09c2e"}),
     },
     replace={f"{_WRAPPER}.check_finite": _everywhere},
-    probe=on_replicas("REPLICA_OVERFLOW", "not_finite", 0),
+    probe=on_replicas("REPLICA_OVERFLOW", "overflow", [0, 2.0**14]),
     without="Train with mixed_bfloat16, which needs no loss scaling, or on a single replica.",
 )
 

@@ -356,7 +356,7 @@ SCHEDULE_FREE = Repair(
     },
     replace={f"{_SCHEDULE_FREE}.update_step": _from_the_weights},
     found_in="optimizers.ScheduleFreeAdamW",
-    probe=on_one_device("SCHEDULE_FREE", "first_step", 1.001, 1e-5),
+    probe=on_one_device("SCHEDULE_FREE", "first_steps", [1.001, 3.001], 1e-5),
     without="Call optimizer.build(model.trainable_variables) after the weights are set, before fit, or use AdamW.",
 )
 

@@ -15,7 +15,6 @@ import keras
 
 from tfopt.errors import UnsupportedError
 from tfopt.internals.graphs import gradient_function, is_second_run
-from tfopt.internals.probing import REFUSED
 from tfopt.model.layers import graph_operations, is_keras_own
 from tfopt.repairs.probes import on_one_device
 from tfopt.repairs.repair import Function, Repair
@@ -93,7 +92,7 @@ RECOMPUTATION = Repair(
         _SEED: frozenset({"0a88bf51d35fbb5d"}),
     },
     replace={_ASSIGN: _refusing_assign, _FLAG: _refusing_a_lost_flag, _SEED: _refusing_seed},
-    probe=on_one_device("RECOMPUTATION", "other_mask", REFUSED),
+    probe=on_one_device("RECOMPUTATION", "recomputed", [0.0, 0.1], 1e-6, refuses=True),
     without="Do not recompute functions that draw random numbers or assign to variables.",
 )
 

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.internals.graphs import FuncGraph
-from tfopt.internals.probing import REFUSED
 from tfopt.internals.training import unscale_loss_for_distribution
 from tfopt.model.loss_terms import DIVIDED, SUMMED, UNDIVIDED, Terms, depends_on, update_without
 from tfopt.repairs.probes import on_replicas
@@ -398,6 +397,6 @@ REPLICA_LOSSES = Repair(
         f"{_STRATEGIES}:ReplicaContextBase.all_reduce": functools.partial(_noting, "shared"),
     },
     on_top=True,
-    probe=on_replicas("REPLICA_LOSSES", "sum_in_training", REFUSED),
+    probe=on_replicas("REPLICA_LOSSES", "own_terms", [-1.0, -8.0], refuses=True),
     without="Return keras.losses.Loss objects' values from compute_loss, and add_loss means only.",
 )

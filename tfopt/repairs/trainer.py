@@ -207,7 +207,7 @@ REPLICA_EXECUTIONS = Repair(
         f"{_TRAINER}.predict_on_batch": _predicting_parts,
         f"{_TRAINER}.train_step": _differentiating,
     },
-    probe=on_replicas("REPLICA_EXECUTIONS", "several_steps", "trains"),
+    probe=on_replicas("REPLICA_EXECUTIONS", "executions", ["trains", 8]),
     without="Compile with jit_compile=False and steps_per_execution=1.",
 )
 

@@ -168,6 +168,6 @@ UNEVEN_BATCHES = Repair(
         f"{_LOSS}:apply_mask": _masking,
         f"{_NORMALIZATION}._moments": _keeping_statistics,
     },
-    probe=on_replicas("UNEVEN_BATCHES", "uneven_batches", 0.0),
+    probe=on_replicas("UNEVEN_BATCHES", "uneven", [0.0, 2.0], 1e-4),
     without="Drop the smaller last batch (drop_remainder=True), and use neither masks nor sample weights.",
 )

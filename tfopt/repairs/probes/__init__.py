@@ -10,7 +10,7 @@ from tfopt.internals.probing import Probe
 _HOME = "tfopt.repairs.catalogue"
 
 
-def on_one_device(constant: str, measure: str, right: Any, tolerance: float = 0.0) -> Probe:
+def on_one_device(constant: str, measure: str, right: Any, tolerance: float = 0.0, *, refuses: bool = False) -> Probe:
     """A probe of the repair of this name in the catalogue, by a function of `one_device`."""
     module = f"{__name__}.one_device"
     return Probe(
@@ -19,10 +19,11 @@ def on_one_device(constant: str, measure: str, right: Any, tolerance: float = 0.
         measure=f"{module}:{measure}",
         right=right,
         tolerance=tolerance,
+        refuses=refuses,
     )
 
 
-def on_replicas(constant: str, measure: str, right: Any, tolerance: float = 1e-6) -> Probe:
+def on_replicas(constant: str, measure: str, right: Any, tolerance: float = 1e-6, *, refuses: bool = False) -> Probe:
     """A probe of the repair of this name in the catalogue, by a function of `replicas`."""
     module = f"{__name__}.replicas"
     return Probe(
@@ -31,6 +32,7 @@ def on_replicas(constant: str, measure: str, right: Any, tolerance: float = 1e-6
         measure=f"{module}:{measure}",
         right=right,
         tolerance=tolerance,
+        refuses=refuses,
         devices=2,
     )
 

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.internals.probing import outcomes
+
 TINY = 1e-8  # a gradient that float16 rounds to 0
 _IDS = 5_000
 _ELEMENTS = 10_000
@@ -67,6 +69,24 @@ def float16_layer() -> float:
     return trained(one_weight(keras.optimizers.SGD(1 / TINY), tiny_loss, "mixed_float16"))
 
 
+def _loaded_steps() -> float:
+    """Steps of the optimizer of a float16 model that was trained for 8, saved, and loaded under another policy."""
+    keras.config.set_dtype_policy("mixed_float16")
+    model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", jit_compile=False)
+    model.fit(np.full((8, 1), 0.1), np.zeros((8, 1)), batch_size=1, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder) / "model.keras")
+        keras.config.set_dtype_policy("float32")
+        loaded = keras.saving.load_model(Path(folder) / "model.keras")
+    return float(loaded.optimizer.iterations.numpy())
+
+
+def loss_scaling() -> list[float]:
+    """How far a step of 1 moves a float16 layer's weight, and the steps that a loaded model knows of 8."""
+    return outcomes(float16_layer, _loaded_steps)
+
+
 class Forgetful(keras.Sequential):
     """A train_step that does not scale its loss."""
 
@@ -78,6 +98,11 @@ class Forgetful(keras.Sequential):
         variables = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         return {"loss": loss}
+
+
+def unscaled_loss() -> list[Any]:
+    """What `forgotten_scale` does."""
+    return outcomes(forgotten_scale)
 
 
 def forgotten_scale() -> float:
@@ -161,6 +186,11 @@ def averaged_twice() -> float:
     return float(norm.moving_mean.numpy()[0])
 
 
+def recomputed() -> list[Any]:
+    """Gradients from another mask than dropout's, and a mean that is averaged twice."""
+    return outcomes(other_mask, averaged_twice)
+
+
 class Hungry(keras.layers.Layer):
     """Needs as many numbers in memory as its inputs say."""
 
@@ -198,6 +228,19 @@ def first_step() -> float:
     model = one_weight(keras.optimizers.ScheduleFreeAdamW(0.001))
     model.set_weights([np.ones((1, 1))])
     return trained(model)
+
+
+def _loaded_late() -> float:
+    """The same after weights of 3 were loaded into a model whose optimizer is built."""
+    model = one_weight(keras.optimizers.ScheduleFreeAdamW(0.001))
+    model.optimizer.build(model.trainable_variables)
+    model.set_weights([np.full((1, 1), 3.0)])
+    return trained(model)
+
+
+def first_steps() -> list[float]:
+    """Weights of 1 and 3 after a step of 0.001 by ScheduleFreeAdamW."""
+    return [first_step(), _loaded_late()]
 
 
 def saved() -> list[float]:

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.internals.probing import outcomes
 from tfopt.repairs.probes.one_device import numbers
 
 SCALE = 2.0**15
@@ -56,6 +57,11 @@ def _after_an_overflow(strategy: Any) -> Any:
     targets = np.repeat([0.1, 1e4], 4)[:, None].astype("float32")
     model.fit(tf.data.Dataset.from_tensors((np.ones((8, 3), "float32"), targets)), verbose=0)
     return model
+
+
+def overflow() -> list[float]:
+    """Weights that are not finite after an overflow in the second replica, and the loss scale."""
+    return [not_finite(), scale_after()]
 
 
 def not_finite(strategy: Any = None) -> int:
@@ -150,6 +156,16 @@ def masked_mean(strategy: Any = None) -> float:
     return float(norm.moving_mean.numpy()[0])
 
 
+def uneven() -> list[float]:
+    """The error of a weight after uneven batches, and a moving mean behind a mask."""
+    return [uneven_batches(), masked_mean()]
+
+
+def own_terms() -> list[Any]:
+    """The weight after a step with a penalty by hand, and with a sum in a layer."""
+    return outcomes(penalty_by_hand, sum_in_training)
+
+
 def same_draws() -> float:
     """The share of numbers that two replicas draw alike."""
     strategy = two_replicas()
@@ -160,27 +176,46 @@ def same_draws() -> float:
     return float(np.mean(one.numpy() == other.numpy()))
 
 
-def several_steps() -> str:
-    """Whether `fit` takes several steps in an execution."""
+def executions() -> list[Any]:
+    """Whether `fit` takes several steps in an execution, and how many predictions it makes of a batch of 8."""
     with two_replicas().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", steps_per_execution=2, jit_compile=False)
     try:
         model.fit(np.ones((8, 1)), np.ones((8, 1)), batch_size=2, verbose=0)
+        trains = "trains"
     except Exception:  # noqa: BLE001  whatever Keras raises
-        return "fails"
-    return "trains"
+        trains = "fails"
+    return [trains, len(model.predict_on_batch(np.ones((8, 1))))]
 
 
-def overwritten() -> float:
-    """The share of labels that `fit` overwrites in an array of which a generator yields slices."""
-    raw = np.zeros(256 * 4 + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    labels = raw[start : start + 256 * 4].view(np.float32).reshape(256, 1)  # such memory tf.data uses as it is
-    labels[:] = 0.5
+def overwritten() -> list[float]:
+    """The share of labels that `fit` overwrites in an array of which a generator or a PyDataset yields slices."""
     inputs = np.ones((256, 16), "float32")
-    with two_replicas().scope():
-        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=False)
-    model.fit(((inputs[at : at + 32], labels[at : at + 32]) for at in range(0, 256, 32)), verbose=0)
-    return float(np.mean(labels != 0.5))
+
+    def batch(labels: Any, index: int) -> tuple[Any, Any]:
+        return inputs[32 * index : 32 * index + 32], labels[32 * index : 32 * index + 32]
+
+    class Slices(keras.utils.PyDataset):
+        def __init__(self, labels: Any) -> None:
+            super().__init__()
+            self.labels = labels
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            return batch(self.labels, index)
+
+    def changed(source: Any) -> float:
+        raw = np.zeros(256 * 4 + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        labels = raw[start : start + 256 * 4].view(np.float32).reshape(256, 1)  # such memory tf.data uses as it is
+        labels[:] = 0.5
+        with two_replicas().scope():
+            model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", jit_compile=False)
+        model.fit(source(labels), verbose=0)
+        return float(np.mean(labels != 0.5))
+
+    return [changed(lambda labels: (batch(labels, index) for index in range(8))), changed(Slices)]
