@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from probed_patches import ALL, EQUAL, NEEDED
@@ -8,6 +9,8 @@ from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.fit import overlapping
 from tfopt.internals import probing
 from tfopt.internals.probing import NEEDLESS, UNFIT, Verdict
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +86,7 @@ def test_without_a_place_it_is_asked_in_each_process(asked, tmp_path, monkeypatc
     assert asked == ["needed"] * 2
 
 
-@pytest.mark.parametrize("what", ["_versions", "_fingerprint"])
+@pytest.mark.parametrize("what", ["_versions", "_fingerprint", "_sources"])
 def test_another_version_or_source_is_asked_again(asked, monkeypatch, what):
     probing.verdicts([NEEDED])
     monkeypatch.setattr(probing, what, lambda *_: "another")
@@ -127,3 +130,9 @@ def test_what_a_verdict_does(monkeypatch, state, shown, installed):
         assert repair.installed is installed
         repair.remove()
     assert repairs.status().states["clear_session"] == shown
+
+
+def test_every_file_of_a_repair_is_in_its_key():
+    sources = probing._sources(repairs.LOSS_SCALING.probe)
+    for module in ("repairs/mixed_precision.py", "repairs/probes/one_device.py", "internals/patches.py"):
+        assert (ROOT / "tfopt" / module).read_text(encoding="utf-8") in sources

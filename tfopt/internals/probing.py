@@ -7,7 +7,6 @@ finds neither the GPU nor the settings of the process that asks, and is killed w
 import ctypes
 import hashlib
 import importlib
-import inspect
 import json
 import os
 import signal
@@ -110,11 +109,17 @@ def _key(patch: Probed) -> str:
     """What a verdict depends on."""
     probe = patch.probe
     assert probe is not None
-    modules = {path.partition(":")[0] for path in (probe.home, probe.harmless, probe.measure) if path} | {__name__}
-    sources = [inspect.getsource(importlib.import_module(module)) for module in sorted(modules)]
     found = [_fingerprint(target) for target in patch.targets]
-    text = json.dumps([sys.version, _versions(), found, sources, repr(probe)])
+    text = json.dumps([sys.version, _versions(), found, _sources(probe), repr(probe)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _sources(probe: Probe) -> list[str]:
+    """The patch, the probe and all files beside them, any of which either may use."""
+    modules = {path.partition(":")[0] for path in (probe.home, probe.harmless, probe.measure) if path} | {__name__}
+    files = [Path(importlib.import_module(module).__file__ or "") for module in modules]
+    beside = {file for folder in {file.parent for file in files} for file in folder.rglob("*.py")}
+    return [file.read_text(encoding="utf-8") for file in sorted(beside)]
 
 
 def _versions() -> tuple[str, str, str]:
