@@ -146,7 +146,9 @@ class TrainingCheckpoint(Callback):
             with all_or_none(self.model.distribute_strategy):
                 _refuse(others)
                 callback_states.save(others)  # what cannot be saved is refused now
-                data = fit.validation_data if isinstance(fit.validation_data, tf.data.Dataset) else None
+                given = fit.validation_data
+                data = None if given is None else keras.utils.unpack_x_y_sample_weight(given)[0]
+                data = data if isinstance(data, tf.data.Dataset) else None
                 training = Training(self.model, fit.epochs, others, self._processes, data, fit.validation_steps)
                 if self._processes.is_chief:
                     store = Store(self._folder, keep=self._keep, best=self._best, replaces=not self._resume)

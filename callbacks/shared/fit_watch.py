@@ -60,12 +60,13 @@ class _Watch:
             end()
         except Exception as error:  # noqa: BLE001  the others must end, too, and the fit's own error be raised
             warn_once(f"end {type(error).__name__}", f"A callback failed to end: {error!r}", error=error)
-        with self._lock:
-            self._ends = {ending for ending in self._ends if ending.alive}
-            if not self._ends:
-                self._release_sigterm()
-                with contextlib.suppress(BlockingIOError):
-                    self._writer.send(b"\0")  # the thread ends
+        finally:  # also after a second Ctrl-C
+            with self._lock:
+                self._ends = {ending for ending in self._ends if ending.alive}
+                if not self._ends:
+                    self._release_sigterm()
+                    with contextlib.suppress(BlockingIOError):
+                        self._writer.send(b"\0")  # the thread ends
 
     def forget(self) -> None:
         """Leaves everything to the parent process, after a fork."""

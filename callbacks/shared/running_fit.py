@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfopt.callbacks.shared.fit_watch import end_with
 from tfopt.causes.between_gpus import Replicas
 from tfopt.errors import unknown_name
-from tfopt.internals.fit_door import current_iterator, list_of, open_door, running_fit
+from tfopt.internals.fit_door import current_iterator, is_in, list_of, open_door, running_fit
 
 _SHOWN = "_tfopt_shown"  # an attribute of progress bars: of each of tfopt's keys, whether they print it
 RESUMED = "_tfopt_resumed"
@@ -36,7 +36,7 @@ def running_list(callback: keras.callbacks.Callback) -> keras.callbacks.Callback
     """Returns the callback list that a callback is in. Keras tells no callback about the others."""
     running = running_fit()
     found = None if running is None else running.callbacks
-    return found if found is not None and callback in found.callbacks else list_of(callback)
+    return found if found is not None and is_in(callback, found) else list_of(callback)
 
 
 def running_iterator() -> Any:

@@ -2,6 +2,7 @@ import copy
 import gc
 import pickle
 import threading
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 from watched_fit import fit, net
 
+from tfopt.callbacks.shared import running_fit as running_fit_module
 from tfopt.callbacks.shared.running_fit import Callback, running_iterator, running_list
 from tfopt.internals.fit_door import current_iterator, list_of, running_fit
 
@@ -143,7 +145,30 @@ def test_wrong_arguments_fail_as_in_keras():
 
 
 @pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copies_are_followed(made):
-    looks = made(Looks())
-    fit(looks)
-    assert looks.fits[0][0] is not None
+def test_copies_are_followed(made, monkeypatch):
+    opened, looks = [], Looks()
+    monkeypatch.setattr(running_fit_module, "open_door", lambda: opened.append(1))
+    made(looks)
+    assert opened == [1]
+
+
+@dataclass
+class Equal(keras.callbacks.Callback):
+    """Without a hash, and equal to any other of its number."""
+
+    number: int = 0
+
+    def __post_init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def on_train_batch_end(self, step, logs=None):
+        self.steps += 1
+
+
+def test_callbacks_without_a_hash_are_callbacks_all_the_same():
+    looks, equal = Looks(), [Equal(), Equal()]
+    fit(equal[0], looks, equal[1])
+    assert [each.steps for each in equal] == [4, 4]
+    one, other = (keras.callbacks.CallbackList([each]) for each in equal)
+    assert (list_of(equal[0]), list_of(equal[1])) == (one, other)

@@ -4,22 +4,25 @@ Keras tells callbacks none of it. From `open_door` on, a wrapper around `fit` ho
 their callback lists are known.
 """
 
-import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from typing import Any
 
 import keras
 
-from tfopt.internals.patches import Function, Patch, put
+from tfopt.internals.patches import Function, Patch, present, put
 from tfopt.internals.training import TensorFlowTrainer, TFEpochIterator
 
 _running: "ContextVar[RunningFit | None]" = ContextVar("tfopt_fit", default=None)
-_lists: "weakref.WeakKeyDictionary[Any, weakref.ref[keras.callbacks.CallbackList]]" = weakref.WeakKeyDictionary()
+# By the callbacks' ids: a user's may have no hash, or be equal to another.
+_lists: "weakref.WeakValueDictionary[int, keras.callbacks.CallbackList]" = weakref.WeakValueDictionary()
+_opening = threading.Lock()
 _ITERATOR = "_tfopt_iterator"
+_BY = "callbacks"
 
 
 class RunningFit:
@@ -29,15 +32,15 @@ class RunningFit:
         self.ends = ExitStack()
         """What is done when it ends, last first, in its thread."""
         self.is_over = False
-        given = arguments["callbacks"]
+        given = arguments.get("callbacks")
         self.callbacks: keras.callbacks.CallbackList | None = None
         """Its callbacks, once Keras has made the list."""
         if isinstance(given, keras.callbacks.CallbackList):
             self.callbacks = given
         self.epochs: Any = None
         """What Keras iterates, once it has made it."""
-        self.validation_data = arguments["validation_data"]
-        self.validation_steps = arguments["validation_steps"]
+        self.validation_data = arguments.get("validation_data")
+        self.validation_steps = arguments.get("validation_steps")
 
 
 def running_fit() -> RunningFit | None:
@@ -47,14 +50,19 @@ def running_fit() -> RunningFit | None:
 
 def list_of(callback: keras.callbacks.Callback) -> keras.callbacks.CallbackList | None:
     """The list that a callback was put into last, of a `fit` or of a loop of the user's own; None if it is in none."""
-    found = _lists.get(callback)
-    return None if found is None else found()
+    found = _lists.get(id(callback))
+    return found if found is not None and is_in(callback, found) else None
+
+
+def is_in(callback: keras.callbacks.Callback, running: keras.callbacks.CallbackList) -> bool:
+    """Whether a list holds this very callback."""
+    return any(each is callback for each in running.callbacks)
 
 
 def join_list(callback: keras.callbacks.Callback, running: keras.callbacks.CallbackList) -> None:
     """Adds a callback to a list that others are in already."""
     running.callbacks.append(callback)
-    _lists[callback] = weakref.ref(running)
+    _lists[id(callback)] = running
 
 
 def current_iterator(epochs: Any) -> Any:
@@ -63,18 +71,18 @@ def current_iterator(epochs: Any) -> Any:
     return None if found is None else found()
 
 
-@functools.cache
 def open_door() -> None:
     """Wraps Keras' `fit`, for good. Later calls do nothing."""
-    by = "callbacks"
-    put(
-        [
-            Patch(TensorFlowTrainer, "fit", _held, by),
-            Patch(keras.callbacks.CallbackList, "__init__", _noting_list, by),
-            Patch(TFEpochIterator, "__init__", _noting_epochs, by),
-            Patch(TFEpochIterator, "__next__", _noting_iterator, by),
-        ]
-    )
+    with _opening:
+        if not any(patch.by == _BY for patch in present()):
+            put(
+                [
+                    Patch(TensorFlowTrainer, "fit", _held, _BY),
+                    Patch(keras.callbacks.CallbackList, "__init__", _noting_list, _BY),
+                    Patch(TFEpochIterator, "__init__", _noting_epochs, _BY),
+                    Patch(TFEpochIterator, "__next__", _noting_iterator, _BY),
+                ]
+            )
 
 
 def _held(stock: Function) -> Function:
@@ -106,7 +114,7 @@ def _noting_list(stock: Function) -> Function:
             running.callbacks = callbacks
         for each in keras.tree.flatten(given) if given else ():  # before they are told of their model
             if isinstance(each, keras.callbacks.Callback):
-                _lists[each] = weakref.ref(callbacks)
+                _lists[id(each)] = callbacks
         stock(callbacks, given, *args, **kwargs)
 
     return make
@@ -126,7 +134,8 @@ def _noting_iterator(stock: Function) -> Function:
     def take(epochs: Any) -> Any:
         entry = stock(epochs)
         if vars(epochs).get(_ITERATOR, _nothing)() is not entry[-1]:
-            vars(epochs)[_ITERATOR] = weakref.ref(entry[-1])
+            with suppress(TypeError):  # a Keras that yields something else
+                vars(epochs)[_ITERATOR] = weakref.ref(entry[-1])
         return entry
 
     return take

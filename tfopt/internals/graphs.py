@@ -1,6 +1,5 @@
 """Traced functions and the operations of their graphs."""
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +45,6 @@ may_be_recorded = record.could_possibly_record
 """Whether any gradient tape is open."""
 
 
-@functools.cache
 def definition_of(operation: str) -> Any:
     """What TensorFlow says of a kind of operation (an OpDef); None if it is none of its operations."""
     return op_def_registry.get(operation)

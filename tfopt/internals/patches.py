@@ -45,9 +45,11 @@ def put(patches: Iterable[Patch]) -> None:
             for patch in patches:
                 # What others have put over a function that is patched here is patched as any other function.
                 function = next((one for one in _functions if one.is_of(patch) and one.is_in_place()), None)
-                if function is None:
-                    _functions.append(function := _Patched(patch))
+                is_new = function is None
+                function = function or _Patched(patch)
                 function.change([*function.patches, patch])
+                if is_new:
+                    _functions.append(function)
                 done.append(patch)
         except BaseException:
             undo(done)

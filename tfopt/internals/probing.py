@@ -7,6 +7,7 @@ finds neither the GPU nor the settings of the process that asks, and is killed w
 import ctypes
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +29,10 @@ from tfopt.internals.sources import find, fingerprint
 NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
 REFUSED = "refused"
 """What a probe measures where tfopt refuses the training."""
-_SECONDS = 60  # for one probe
+_SECONDS = 240  # for one probe, on a busy machine
+_AT_ONCE = 4
 _START_SECONDS = 120  # for the process to load TensorFlow, on a busy machine
+_ROUNDING = 1e-4  # relatively, of sums over replicas
 _LONGEST = 1_000  # characters of a reason: what a pipe takes in one piece has more
 _PR_SET_PDEATHSIG = 1
 
@@ -49,7 +52,7 @@ class Probe:
     refuses: bool = False
     """Whether the patch refuses each training that shows the defect, rather than mend it."""
     tolerance: float = 0.0
-    """By how much numbers may differ from the right ones, and those of `harmless` relatively from each other."""
+    """By how much numbers may differ from the right ones. Those of `harmless` stay, on replicas up to rounding."""
     devices: int = 1
     """Logical devices to train on."""
 
@@ -87,7 +90,7 @@ def kept(patch: Probed) -> Verdict | None:
     """The verdict on a patch, if it was probed on this machine; asks nobody."""
     key = _key(patch)
     if key not in _known:
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, RuntimeError):  # RuntimeError: a user without a home
             _known[key] = Verdict(**json.loads(_place(patch, key).read_text(encoding="utf-8")))
     return _known.get(key)
 
@@ -100,7 +103,7 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
         key = _key(patch)
         _known[key] = answers.get(patch.name) or Verdict(UNFIT, "its probe did not end")
         if patch.name in answers:  # else it may have been this machine
-            with suppress(OSError):  # no place to keep it
+            with suppress(OSError, RuntimeError):  # no place to keep it
                 _keep(_place(patch, key), answers[patch.name])
     return [_known[_key(patch)] for patch in patches]
 
@@ -110,16 +113,16 @@ def _key(patch: Probed) -> str:
     probe = patch.probe
     assert probe is not None
     found = [_fingerprint(target) for target in patch.targets]
-    text = json.dumps([sys.version, _versions(), found, _sources(probe), repr(probe)])
+    text = json.dumps([sys.version, _versions(), found, _code(), repr(probe)])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _sources(probe: Probe) -> list[str]:
-    """The patch, the probe and all files beside them, any of which either may use."""
-    modules = {path.partition(":")[0] for path in (probe.home, probe.harmless, probe.measure) if path} | {__name__}
-    files = [Path(importlib.import_module(module).__file__ or "") for module in modules]
-    beside = {file for folder in {file.parent for file in files} for file in folder.rglob("*.py")}
-    return [file.read_text(encoding="utf-8") for file in sorted(beside)]
+@cache
+def _code() -> list[str]:
+    """All of tfopt, of which a patch or a probe may use any part."""
+    specs = [importlib.util.find_spec(f"tfopt{part}") for part in ("", ".callbacks", ".pipelines")]
+    folders = [Path(spec.submodule_search_locations[0]) for spec in specs if spec and spec.submodule_search_locations]
+    return [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.rglob("*.py"))]
 
 
 def _versions() -> tuple[str, str, str]:
@@ -155,9 +158,9 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     tensorflow, keras, _ = _versions()
     found = f"TensorFlow {tensorflow} and Keras {keras}"
     say = f"\rtfopt does not know all of {found}. It tries what it patches there, once; left: "
-    dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS", "KERAS_BACKEND")
+    dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     code = f"import sys; from {__name__} import main; main({_SECONDS}, sys.argv[1:])"
     command = [sys.executable, "-c", code, *(patch.probe.home for patch in patches if patch.probe is not None)]
@@ -183,19 +186,19 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
 
 def main(seconds: int, homes: Sequence[str]) -> None:
     """In the process of its own: probes the patches of these homes, each in a fork, and prints a line for each."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _die_with_parent()
     output = os.dup(1)
     os.dup2(2, 1)  # what a training prints is no answer
     importlib.import_module("keras")  # once, for all forks
     running = 0
     for patch in [getattr(*find(home)) for home in homes]:
-        if running == (os.cpu_count() or 1):
+        if running == min(_AT_ONCE, os.cpu_count() or 1):
             os.wait()
             running -= 1
         running += 1
         if not os.fork():
             try:
+                _die_with_parent()
                 signal.alarm(seconds)
                 verdict = _probed(patch)
                 os.write(output, f"{json.dumps([patch.name, verdict.state, verdict.why[:_LONGEST]])}\n".encode())
@@ -206,7 +209,13 @@ def main(seconds: int, homes: Sequence[str]) -> None:
         os.wait()
 
 
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _probed(patch: Any) -> Verdict:
+    import numpy as np
     import tensorflow as tf
 
     probe: Probe = patch.probe
@@ -215,13 +224,15 @@ def _probed(patch: Any) -> Verdict:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * probe.devices)
     try:
         plain, stock = _called(probe.harmless), _measured(probe)
-        if probe.measure and (_is_near(stock, probe.right, probe.tolerance) or set(_listed(stock)) == {REFUSED}):
+        if probe.measure and _is_near(stock, probe.right, probe.tolerance):
             return Verdict(NEEDLESS, f"stock Keras computes {stock}, as it should")
         with patch.tried():
             patched, same = _measured(probe), _called(probe.harmless)
+    except (OSError, MemoryError, tf.errors.ResourceExhaustedError):  # of this machine, now
+        raise
     except Exception as error:  # noqa: BLE001  a patch that does not fit may raise anything
         return Verdict(UNFIT, f"{type(error).__name__}: {summarize_error(error)}")
-    if not _is_near(same, plain, probe.tolerance * max(map(abs, plain), default=0)):
+    if not np.allclose(same, plain, rtol=_ROUNDING if probe.devices > 1 else 0.0, atol=0.0):
         return Verdict(UNFIT, "with the patch, a training without the defect computes something else than without it")
     if not probe.measure:
         return Verdict(NEEDED, "a training computes the same with the patch and without it")

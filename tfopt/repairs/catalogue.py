@@ -109,7 +109,7 @@ def install(*names: str) -> Status:
 
     Raises:
         ValueError: If a name is not in `REPAIRS`.
-        tfopt.errors.UnsupportedError: If tfopt does not know the installed version of a function it would replace.
+        tfopt.errors.UnsupportedError: If a function that it would replace is not known, and the repair does not fit it.
 
     Example:
         >>> print(tfopt.repairs.install("clear_session"))

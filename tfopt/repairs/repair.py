@@ -94,7 +94,10 @@ class Repair:
                 raise
             (verdict,) = probing.verdicts([self])
             if verdict.state == probing.UNFIT:
-                raise UnsupportedError(f"{unknown} It was tried here: {verdict.why}.") from unknown
+                raise UnsupportedError(
+                    f"{unknown} It was tried here: {verdict.why}. To try again, remove tfopt/probes from the folder of "
+                    "your caches."
+                ) from unknown
             return verdict.state == probing.NEEDED
 
     def standing(self) -> str:

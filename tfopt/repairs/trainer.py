@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError
 from tfopt.internals.training import has_keras_own, unscale_loss_for_distribution
 from tfopt.repairs.fit_data import explained_input_errors
-from tfopt.repairs.probes import equal, on_replicas
+from tfopt.repairs.probes import on_replicas
 from tfopt.repairs.repair import Function, Repair
 
 _SAVING, _FILES = "keras.src.saving.saving_lib", "keras.src.utils.file_utils"
@@ -94,7 +94,7 @@ MULTI_WORKER = Repair(
         f"{_TRAINER}.evaluate": _explaining,
         f"{_TRAINER}.predict": _explaining,
     },
-    probe=equal("tfopt.repairs.catalogue:MULTI_WORKER", "replicas:fitted_by_workers"),
+    probe=on_replicas("MULTI_WORKER", "uneven_first_batch", "trains"),
     without="Train in one process, or write your own training loop under the strategy.",
 )
 
@@ -286,6 +286,5 @@ SHARED_FILES = Repair(
         f"{_FILES}:rmtree": _removing,
         f"{_BACKUP}.on_train_end": _after_all_have_saved,
     },
-    probe=equal("tfopt.repairs.catalogue:SHARED_FILES", "one_device:saved"),
     without="Give each worker a path of its own with tfopt.distribute.own_path.",
 )
