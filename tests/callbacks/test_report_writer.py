@@ -114,7 +114,7 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     model = small_net(jit_compile=True)
     lists = []
     spy = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: lists.append(report_writer.running_list().callbacks)
+        on_train_begin=lambda logs: lists.append(report_writer.running_list(spy).callbacks)
     )
     others[1] = ThroughputLogger(flops_per_example=1e6, peak_tflops=1.0)
     fit(ReportWriter(path), *others, After(logger), spy, model=model, epochs=3)
