@@ -1,6 +1,9 @@
 import copy
 import gc
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -13,6 +16,8 @@ from watched_fit import fit, net
 from tfopt.callbacks.shared import running_fit as running_fit_module
 from tfopt.callbacks.shared.running_fit import Callback, running_iterator, running_list
 from tfopt.internals.fit_door import current_iterator, list_of, running_fit
+from tfopt.internals.patches import present
+from tfopt.internals.training import TensorFlowTrainer
 
 
 class Looks(Callback):
@@ -137,6 +142,43 @@ def test_ends_are_called_last_first_and_once_whatever_ends_the_fit():
             with pytest.raises(error):
                 fit(Opens())
         assert ended == [1, 0]
+
+
+FIRST = """
+import sys
+import keras, numpy as np
+from watched_fit import Interrupts
+from tfopt.callbacks import TrainingCheckpoint
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+for _ in range(2):  # the folder is free again, though the exception is kept
+    try:
+        model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[TrainingCheckpoint(sys.argv[1]), Interrupts()])
+    except KeyboardInterrupt as error:
+        kept = error
+print(type(kept).__name__)
+"""
+
+
+def test_the_first_callback_of_a_process_may_be_made_in_the_call_of_fit(tmp_path):
+    """Python looks `fit` up before it makes the callback that opens the door."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", FIRST, str(tmp_path)]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "KeyboardInterrupt", ran.stderr[-2000:]
+
+
+def test_a_patch_of_fit_for_a_while_leaves_the_door_open(monkeypatch):
+    stock = TensorFlowTrainer.fit
+    with monkeypatch.context() as patched:
+        patched.setattr(TensorFlowTrainer, "fit", lambda *args, **options: stock(*args, **options))
+        fit(Looks())
+    looks = Looks()
+    fit(looks)
+    assert looks.fits[0][0] is not None
+    doors = [patch for patch in present() if patch.by == "callbacks"]
+    Looks()
+    assert [patch for patch in present() if patch.by == "callbacks"] == doors
 
 
 def test_wrong_arguments_fail_as_in_keras():

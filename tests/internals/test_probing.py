@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from probed_patches import ALL, EQUAL, NEEDED
 
 from tfopt import repairs
 from tfopt.distribute.data_check.fits import DATA_CHECK
+from tfopt.errors import UnsupportedError
 from tfopt.fit import overlapping
 from tfopt.internals import probing
 from tfopt.internals.probing import NEEDLESS, UNFIT, Verdict
@@ -53,6 +55,13 @@ def test_what_becomes_of_patches(folder, monkeypatch, capfd):
     assert capfd.readouterr().err.count("tfopt does not know all of") == 1
     kept = {path.name.rpartition("-")[0] for path in folder.iterdir()}
     assert kept == found.keys() - {"hanging", "dying"}  # which may have been the machine
+
+
+def test_a_process_that_cannot_start_says_why(capfd):
+    lost = replace(NEEDED, probe=replace(NEEDED.probe, home="probed_patches:LOST"))
+    with pytest.raises(UnsupportedError, match=r"in a process of its own.*Found: AttributeError: .*LOST"):
+        probing.verdicts([lost])
+    assert probing.kept(lost) is None
 
 
 def test_a_verdict_is_kept_for_the_next_process(asked, monkeypatch):

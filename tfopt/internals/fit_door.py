@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from tfopt.internals.patches import Function, Patch, present, put
+from tfopt.internals.patches import Function, Patch, is_in_place, put
 from tfopt.internals.training import TensorFlowTrainer, TFEpochIterator
 
 _running: "ContextVar[RunningFit | None]" = ContextVar("tfopt_fit", default=None)
@@ -73,16 +73,30 @@ def current_iterator(epochs: Any) -> Any:
 
 def open_door() -> None:
     """Wraps Keras' `fit`, for good. Later calls do nothing."""
+    patches = (
+        Patch(*_inner_fit(), _held, _BY),
+        Patch(keras.callbacks.CallbackList, "__init__", _noting_list, _BY),
+        Patch(TFEpochIterator, "__init__", _noting_epochs, _BY),
+        Patch(TFEpochIterator, "__next__", _noting_iterator, _BY),
+    )
     with _opening:
-        if not any(patch.by == _BY for patch in present()):
-            put(
-                [
-                    Patch(TensorFlowTrainer, "fit", _held, _BY),
-                    Patch(keras.callbacks.CallbackList, "__init__", _noting_list, _BY),
-                    Patch(TFEpochIterator, "__init__", _noting_epochs, _BY),
-                    Patch(TFEpochIterator, "__next__", _noting_iterator, _BY),
-                ]
-            )
+        # Who patched one of them before, for a while, has put back what was there: without the door.
+        put(patch for patch in patches if not is_in_place(patch))
+
+
+def _inner_fit() -> tuple[Any, str]:
+    """Where Keras' wrapper of `fit` has what it calls.
+
+    Not the wrapper itself: `model.fit(callbacks=[…])` finds that before it makes a callback, which opens the door.
+    """
+    function: Any = TensorFlowTrainer.fit
+    while hasattr(getattr(function, "__wrapped__", None), "__wrapped__"):
+        function = function.__wrapped__
+    inner = getattr(function, "__wrapped__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        if inner is not None and inspect.unwrap(cell.cell_contents) is inner:
+            return cell, "cell_contents"
+    return TensorFlowTrainer, "fit"  # of a Keras whose fit is not wrapped
 
 
 def _held(stock: Function) -> Function:

@@ -23,7 +23,7 @@ class Patch:
     """A function in place of one of Keras' or TensorFlow's."""
 
     owner: Any
-    """The class or module that holds the function."""
+    """The class, module or cell of a closure that holds the function."""
     name: str
     """Its name there."""
     make: Callable[[Function], Function]
@@ -34,7 +34,7 @@ class Patch:
     """Whether it stands over the other patches of the function, also over later ones."""
 
     def __str__(self) -> str:
-        return f"{self.owner.__name__}.{self.name}"
+        return f"{getattr(self.owner, '__name__', type(self.owner).__name__)}.{self.name}"
 
 
 def put(patches: Iterable[Patch]) -> None:
@@ -86,6 +86,15 @@ def patched(owner: Any, name: str, make: Callable[[Function], Function], *, by: 
         undo([patch])
 
 
+def is_in_place(patch: Patch) -> bool:
+    """Whether the function is patched by the same, and by nobody else since."""
+    with _lock:
+        return any(
+            one.is_of(patch) and one.is_in_place() and any(other.by == patch.by for other in one.patches)
+            for one in _functions
+        )
+
+
 def present() -> list[Patch]:
     """All patches, in the order in which their functions were first patched."""
     with _lock:
@@ -98,7 +107,7 @@ class _Patched:
     def __init__(self, patch: Patch) -> None:
         self.patches: list[Patch] = []
         self._owner, self._name = patch.owner, patch.name
-        self._is_inherited = patch.name not in vars(patch.owner)
+        self._is_inherited = isinstance(patch.owner, type) and patch.name not in vars(patch.owner)
         self._made = [getattr(patch.owner, patch.name)]  # the original, then each patch's
 
     def is_of(self, patch: Patch) -> bool:

@@ -23,7 +23,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfopt.errors import TfoptError, summarize_error
+from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.internals.sources import find, fingerprint
 
 NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
@@ -154,7 +154,11 @@ def _keep(place: Path, verdict: Verdict) -> None:
 
 
 def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
-    """Probes patches in a process of their own."""
+    """Probes patches in a process of their own.
+
+    Raises:
+        tfopt.errors.UnsupportedError: If that process fails before it has an answer.
+    """
     tensorflow, keras, _ = _versions()
     found = f"TensorFlow {tensorflow} and Keras {keras}"
     say = f"\rtfopt does not know all of {found}. It tries what it patches there, once; left: "
@@ -165,8 +169,11 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     code = f"import sys; from {__name__} import main; main({_SECONDS}, sys.argv[1:])"
     command = [sys.executable, "-c", code, *(patch.probe.home for patch in patches if patch.probe is not None)]
     answers: dict[str, Verdict] = {}
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as child:
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(command, env=environment, stderr=errors, **pipes) as child,
+    ):
         limit = threading.Timer(_START_SECONDS + _SECONDS * len(patches), child.kill)
         limit.start()
         try:
@@ -177,6 +184,10 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
                     answers[name] = Verdict(state, why)
                 if sys.stderr.isatty():
                     sys.stderr.write(f"{say}{len(patches) - len(answers)} of {len(patches)} ")
+            if child.wait() and not answers:
+                errors.seek(0)
+                last = next(reversed(errors.read().split("\n")[:-1]), f"exit code {child.returncode}")
+                raise UnsupportedError(f"Expected to try in a process of its own what tfopt patches. Found: {last}")
         finally:
             child.kill()  # after Ctrl-C
             limit.cancel()

@@ -112,7 +112,7 @@ class Repair:
         return "known"
 
     def known(self) -> bool:
-        """Does as `applies`, but probes nothing: raises if a function is not known."""
+        """As `applies`, but without a probe: raises if a function is not known."""
         mended = self.is_absent
         for target, broken in () if mended else self.broken.items():
             try:
