@@ -7,7 +7,6 @@ their callback lists are known.
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -31,7 +30,6 @@ class RunningFit:
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.ends = ExitStack()
         """What is done when it ends, last first, in its thread."""
-        self.is_over = False
         given = arguments.get("callbacks")
         self.callbacks: keras.callbacks.CallbackList | None = None
         """Its callbacks, once Keras has made the list."""
@@ -114,7 +112,6 @@ def _held(stock: Function) -> Function:
             with running.ends:
                 return stock(model, *args, **kwargs)
         finally:
-            running.is_over = True
             running.callbacks = running.epochs = None
             _running.reset(before)
 
@@ -147,12 +144,9 @@ def _noting_epochs(stock: Function) -> Function:
 def _noting_iterator(stock: Function) -> Function:
     def take(epochs: Any) -> Any:
         entry = stock(epochs)
-        if vars(epochs).get(_ITERATOR, _nothing)() is not entry[-1]:
+        if current_iterator(epochs) is not entry[-1]:
             with suppress(TypeError):  # a Keras that yields something else
                 vars(epochs)[_ITERATOR] = weakref.ref(entry[-1])
         return entry
 
     return take
-
-
-_nothing: Callable[[], Any] = lambda: None  # noqa: E731
