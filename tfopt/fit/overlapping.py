@@ -326,6 +326,6 @@ PATCH = _Patch(
         f"{_LIST}._on_test_batch_end": _batch_end("on_test_batch_end", "test_function"),
         f"{_LIST}._on_predict_batch_end": _predict,
     },
-    probe=equal("tfopt.fit.overlapping:PATCH", "one_device:fitted"),
+    probe=equal("tfopt.fit.overlapping:PATCH"),
     without="Call model.fit without tfopt.fit.overlap.",
 )

@@ -177,7 +177,7 @@ SHUFFLE_WARNING = Repair(
     reference="Keras, get_data_adapter in keras/src/trainers/data_adapters; no upstream report was found.",
     broken={_BEGIN: frozenset({"0c220ae28381002f"}), _SPLIT: frozenset({"6aee314f90ac6b4a"})},
     replace={_BEGIN: _without_a_shuffle, _SPLIT: _naming_split},
-    probe=equal("tfopt.repairs.catalogue:SHUFFLE_WARNING", "one_device:fitted"),
+    probe=equal("tfopt.repairs.catalogue:SHUFFLE_WARNING"),
     without="Pass shuffle=False to fit.",
 )
 

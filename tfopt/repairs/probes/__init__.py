@@ -12,31 +12,19 @@ _HOME = "tfopt.repairs.catalogue"
 
 def on_one_device(constant: str, measure: str, right: Any, tolerance: float = 0.0, *, refuses: bool = False) -> Probe:
     """A probe of the repair of this name in the catalogue, by a function of `one_device`."""
-    module = f"{__name__}.one_device"
-    return Probe(
-        home=f"{_HOME}:{constant}",
-        harmless=f"{module}:fitted",
-        measure=f"{module}:{measure}",
-        right=right,
-        tolerance=tolerance,
-        refuses=refuses,
-    )
+    return _probe("one_device", constant, measure, right=right, tolerance=tolerance, refuses=refuses)
 
 
 def on_replicas(constant: str, measure: str, right: Any, tolerance: float = 1e-6, *, refuses: bool = False) -> Probe:
     """A probe of the repair of this name in the catalogue, by a function of `replicas`."""
-    module = f"{__name__}.replicas"
-    return Probe(
-        home=f"{_HOME}:{constant}",
-        harmless=f"{module}:fitted",
-        measure=f"{module}:{measure}",
-        right=right,
-        tolerance=tolerance,
-        refuses=refuses,
-        devices=2,
-    )
+    return _probe("replicas", constant, measure, right=right, tolerance=tolerance, refuses=refuses, devices=2)
 
 
-def equal(home: str, harmless: str, *, devices: int = 1) -> Probe:
-    """A probe of a patch that must change no number, by a function of a module here."""
-    return Probe(home=home, harmless=f"{__name__}.{harmless}", devices=devices)
+def _probe(module: str, constant: str, measure: str, **options: Any) -> Probe:
+    place = f"{__name__}.{module}"
+    return Probe(home=f"{_HOME}:{constant}", harmless=f"{place}:fitted", measure=f"{place}:{measure}", **options)
+
+
+def equal(home: str) -> Probe:
+    """A probe of a patch that must change no number of a training."""
+    return Probe(home=home, harmless=f"{__name__}.one_device:fitted")
