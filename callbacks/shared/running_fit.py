@@ -24,7 +24,7 @@ _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callba
 
 
 class Callback(keras.callbacks.Callback):
-    """A callback that is told of the `fit` it is in: from the moment that one is made, Keras' `fit` is followed."""
+    """A callback that knows the `fit` it runs in. Making the first one wraps Keras' `fit`."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes one."""

@@ -1,7 +1,7 @@
 """The `fit` that runs in a thread: its callbacks, its data, and what has to be done when it ends, however it ends.
 
-Keras tells callbacks none of it. From `open_door` on, a wrapper around `fit` holds it. Of other loops than `fit` only
-their callback lists are known.
+Keras tells callbacks none of it. After `open_door`, a wrapper around `fit` holds it. Of a user's own loop, only the
+callback list is known.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def running_fit() -> RunningFit | None:
 
 
 def list_of(callback: keras.callbacks.Callback) -> keras.callbacks.CallbackList | None:
-    """The list that a callback was put into last, of a `fit` or of a loop of the user's own; None if it is in none."""
+    """The last list that a callback was put into, by `fit` or a user's own loop; None if it is in none."""
     found = _lists.get(id(callback))
     return found if found is not None and is_in(callback, found) else None
 
@@ -78,7 +78,7 @@ def open_door() -> None:
         Patch(TFEpochIterator, "__next__", _noting_iterator, _BY),
     )
     with _opening:
-        # Who patched one of them before, for a while, has put back what was there: without the door.
+        # Someone whose own patch is older than the door takes the door away with it.
         put(patch for patch in patches if not is_in_place(patch))
 
 

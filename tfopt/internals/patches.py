@@ -57,7 +57,7 @@ def put(patches: Iterable[Patch]) -> None:
 
 
 def undo(patches: Iterable[Patch]) -> None:
-    """Takes patches away, all or none, whatever was patched since by way of this module.
+    """Removes patches, all or none, even from under later ones in the list.
 
     Raises:
         tfopt.errors.UnsupportedError: If others have replaced a function since.
@@ -87,7 +87,7 @@ def patched(owner: Any, name: str, make: Callable[[Function], Function], *, by: 
 
 
 def is_in_place(patch: Patch) -> bool:
-    """Whether the function is patched by the same, and by nobody else since."""
+    """Whether the function already has a patch of the same `by`, and nothing else has replaced it since."""
     with _lock:
         return any(
             one.is_of(patch) and one.is_in_place() and any(other.by == patch.by for other in one.patches)

@@ -1,4 +1,4 @@
-"""Decides by trying whether a patch is needed, and works, in a version of Keras that tfopt does not know.
+"""Tries whether a patch is needed and works, in a version of Keras that tfopt does not know.
 
 A process of its own trains stock Keras, then patched Keras, once where the defect shows and once where it does not. It
 finds neither the GPU nor the settings of the process that asks, and is killed with it. Answers are kept on disk.
@@ -7,7 +7,6 @@ finds neither the GPU nor the settings of the process that asks, and is killed w
 import ctypes
 import hashlib
 import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -16,14 +15,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfopt.errors import TfoptError, UnsupportedError, summarize_error
+from tfopt.errors import TfoptError, summarize_error
 from tfopt.internals.sources import find, fingerprint
 
 NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
@@ -87,7 +86,7 @@ _known: dict[str, Verdict] = {}  # by key
 
 
 def kept(patch: Probed) -> Verdict | None:
-    """The verdict on a patch, if it was probed on this machine; asks nobody."""
+    """The verdict on a patch if this machine has one. Probes nothing."""
     key = _key(patch)
     if key not in _known:
         with suppress(OSError, ValueError, TypeError, RuntimeError):  # RuntimeError: a user without a home
@@ -98,10 +97,14 @@ def kept(patch: Probed) -> Verdict | None:
 def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
     """The verdicts on patches. Those that are not known yet are all probed in one process."""
     asked = [patch for patch in patches if kept(patch) is None]
-    answers = _ask(asked) if asked else {}
+    answers, otherwise = {}, "its probe did not end"
+    try:
+        answers = _ask(asked) if asked else {}
+    except ChildProcessError as error:
+        otherwise = f"the process that tries it failed: {error}"
     for patch in asked:
         key = _key(patch)
-        _known[key] = answers.get(patch.name) or Verdict(UNFIT, "its probe did not end")
+        _known[key] = answers.get(patch.name) or Verdict(UNFIT, otherwise)
         if patch.name in answers:  # else it may have been this machine
             with suppress(OSError, RuntimeError):  # no place to keep it
                 _keep(_place(patch, key), answers[patch.name])
@@ -113,16 +116,23 @@ def _key(patch: Probed) -> str:
     probe = patch.probe
     assert probe is not None
     found = [_fingerprint(target) for target in patch.targets]
-    text = json.dumps([sys.version, _versions(), found, _code(), repr(probe)])
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return _hash(json.dumps([sys.version, _versions(), found, _code(), repr(probe)]))
 
 
 @cache
-def _code() -> list[str]:
-    """All of tfopt, of which a patch or a probe may use any part."""
-    specs = [importlib.util.find_spec(f"tfopt{part}") for part in ("", ".callbacks", ".pipelines")]
-    folders = [Path(spec.submodule_search_locations[0]) for spec in specs if spec and spec.submodule_search_locations]
-    return [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.rglob("*.py"))]
+def _code() -> str:
+    """A hash of all of tfopt, of which a patch or a probe may use any part."""
+    return _hash("".join(file.read_text(encoding="utf-8") for file in _files()))
+
+
+def _files() -> Iterator[Path]:
+    for package in ("tfopt", "tfopt.callbacks", "tfopt.pipelines"):
+        folder = Path(importlib.import_module(package).__path__[0])
+        yield from sorted(folder.rglob("*.py"))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _versions() -> tuple[str, str, str]:
@@ -157,11 +167,11 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     """Probes patches in a process of their own.
 
     Raises:
-        tfopt.errors.UnsupportedError: If that process fails before it has an answer.
+        ChildProcessError: If that process fails before it has an answer.
     """
     tensorflow, keras, _ = _versions()
     found = f"TensorFlow {tensorflow} and Keras {keras}"
-    say = f"\rtfopt does not know all of {found}. It tries what it patches there, once; left: "
+    say = f"\rtfopt does not know all of {found} yet, and tests its patches there. This happens once. Left: "
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
@@ -187,7 +197,7 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
             if child.wait() and not answers:
                 errors.seek(0)
                 last = next(reversed(errors.read().split("\n")[:-1]), f"exit code {child.returncode}")
-                raise UnsupportedError(f"Expected to try in a process of its own what tfopt patches. Found: {last}")
+                raise ChildProcessError(last)
         finally:
             child.kill()  # after Ctrl-C
             limit.cancel()
@@ -267,14 +277,13 @@ def _measured(probe: Probe) -> Any:
 
 def outcomes(*trainings: Callable[[], Any]) -> list[Any]:
     """What each training computes, or REFUSED: for `measure` of a defect with several parts."""
-    return [_outcome(training) for training in trainings]
-
-
-def _outcome(training: Callable[[], Any]) -> Any:
-    try:
-        return training()
-    except TfoptError:
-        return REFUSED
+    found = []
+    for training in trainings:
+        try:
+            found.append(training())
+        except TfoptError:
+            found.append(REFUSED)
+    return found
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -9,6 +9,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 __all__ = [
+    "GLOBAL_SEEDS",
     "call_context",
     "get_state",
     "global_seeds",
