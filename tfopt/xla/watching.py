@@ -1,6 +1,5 @@
 """Counts XLA's compilations while a block of code runs."""
 
-import functools
 import os
 import threading
 import weakref
@@ -251,7 +250,6 @@ class _SignatureListener:
                 undo([self._patch])
 
     def _noting(self, original: Any) -> Any:
-        @functools.wraps(original)
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(function, *args, **kwargs)
             if function._jit_compile:

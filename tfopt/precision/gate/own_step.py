@@ -1,6 +1,5 @@
 """A model's own `train_step`, run for its gradients: what it asks optimizers to apply is recorded, not applied."""
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -180,7 +179,6 @@ def _replaced(owner: type, name: str, hook: Callable[..., Any]) -> Iterator[None
     thread = threading.get_ident()
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def method(*args: Any, **options: Any) -> Any:
             if threading.get_ident() != thread:
                 return original(*args, **options)
