@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 
 import keras
 import pytest
@@ -189,3 +191,22 @@ def test_chosen_by_topology(cluster, gpus, implementation, mib):
     assert options.timeout_seconds is None
     assert len(reasons) == 3
     assert reasons[0].startswith(f"{implementation.value}: ")
+
+
+IN_ONE_PROCESS = """
+import tensorflow as tf
+from tfopt import distribute, repairs
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+shared = repairs.SHARED_FILES
+shared.broken = dict.fromkeys(shared.broken, frozenset({"other"}))  # as in a Keras that tfopt does not know
+print(distribute.strategy("auto").num_replicas_in_sync, repairs.status().states["shared_files"])
+"""
+
+
+@pytest.mark.slow
+def test_replicas_in_one_process_do_without_what_only_several_need():
+    command = [sys.executable, "-c", IN_ONE_PROCESS]
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "2 unknown", ran.stderr[-2000:]

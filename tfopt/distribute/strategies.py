@@ -184,7 +184,7 @@ def _multi_worker(cluster: Cluster, start_seconds: float, check_data: bool) -> _
     binding = bind_cpus(used)
     pool_size, threads_reason = threads(cluster, binding)
     options, reasons = communication(cluster, len(used))
-    repairs.install(*repairs.REPLICAS)
+    repairs.install(*repairs.REPLICAS, "shared_files")
     if check_data:
         DATA_CHECK.install()
     try:

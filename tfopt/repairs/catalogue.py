@@ -58,7 +58,6 @@ REPLICAS = (
     "numpy_slices",
     "random_layers",
     "replica_losses",
-    "shared_files",
     *ONE_DEVICE,
 )
 """Repairs that training on several replicas needs."""
