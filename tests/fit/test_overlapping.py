@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fitting import Pair, Steps, Trace, X, compiled, dataset, dense_net
+from versions import nothing_fits
 
 from tfopt import fit, measure, precision, xla
 from tfopt.errors import UnsupportedError
@@ -230,7 +231,7 @@ def test_a_keras_that_is_not_known_is_refused(monkeypatch):
         return dict(logs)
 
     monkeypatch.setattr("keras.src.utils.python_utils.pythonify_logs", pythonify_logs)
-    monkeypatch.setattr(PATCH, "probe", None)
+    nothing_fits(monkeypatch)
     model = dense_net()
     with pytest.raises(UnsupportedError, match=r"pythonify_logs .*Found: a version .*Call model\.fit without tfopt"):
         fit.overlap(model)

@@ -3,8 +3,10 @@ import linecache
 import sys
 
 import pytest
+from versions import nothing_fits
 
 from tfopt.errors import UnsupportedError
+from tfopt.internals.probing import Probe
 from tfopt.internals.sources import fingerprint
 from tfopt.repairs import Repair
 
@@ -19,6 +21,10 @@ class Box:
         return 1
 '''
 MENDED = SOURCE.replace("3 * radius", "3.14 * radius**2")
+SAID = (
+    "The area of a circle is wrong. Square it yourself. It was tried here: nothing fits. To try again, remove "
+    "tfopt/probes from the folder of your caches."
+)
 # Taken under Python 3.11; the same under 3.12 and 3.13.
 AREA, SIZE, MENDED_AREA = "24bbdd3f1c8489f0", "4ca3af8e59bc4887", "add4e59d2f389804"
 
@@ -55,6 +61,7 @@ def repair(**fields):
                 "upstream:area": lambda original: lambda radius: original(radius) * radius,
                 "upstream:Box.size": lambda original: lambda self: original(self) + 1,
             },
+            "probe": Probe(home="nowhere:CIRCLES", harmless="nowhere:fitted"),
             "without": "Square it yourself.",
         }
         | fields
@@ -104,7 +111,8 @@ def test_mended_upstream_is_left_alone(upstream):
     ],
     ids=["changed", "helper changed", "no function", "gone", "built in", "without source"],
 )
-def test_an_unknown_function_is_refused_by_name(upstream, source, target):
+def test_an_unknown_function_that_the_repair_does_not_fit_is_refused_by_name(monkeypatch, upstream, source, target):
+    nothing_fits(monkeypatch)
     module, _ = upstream(source)
     original = module.area
     circles = repair()
@@ -112,12 +120,13 @@ def test_an_unknown_function_is_refused_by_name(upstream, source, target):
         with pytest.raises(UnsupportedError, match=target) as caught:
             use()
         assert str(caught.value).startswith("Expected a version of upstream:")
-        assert str(caught.value).endswith("The area of a circle is wrong. Square it yourself.")
+        assert str(caught.value).endswith(SAID)
     assert module.area is original
     assert not circles.installed
 
 
-def test_a_module_that_is_gone_is_refused():
+def test_a_module_that_is_gone_is_refused(monkeypatch):
+    nothing_fits(monkeypatch)
     with pytest.raises(UnsupportedError, match=r"nowhere:area .*No module named 'nowhere'"):
         repair(broken={"nowhere:area": frozenset({AREA})}).applies()
 

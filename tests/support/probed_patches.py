@@ -1,10 +1,12 @@
 """Patches of a function of this module, with probes: what becomes of them in a process of their own."""
 
+import json
 import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfopt.internals import probing
 from tfopt.internals.patches import patched
@@ -32,6 +34,34 @@ def measured():
     return number()
 
 
+def _worker():
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def _meet():
+    """Waits for the other worker, in the folder of both."""
+    Path(f"{_worker()}-{number()}").touch()
+    while not Path(f"{1 - _worker()}-{number()}").exists():
+        time.sleep(0.01)
+
+
+def meets():
+    _meet()
+    return number()
+
+
+def fails_in_one():
+    if _worker():
+        raise RuntimeError("broken on purpose")
+    time.sleep(1000)
+
+
+def dies_in_one():
+    if _worker():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number()
+
+
 def harmless():
     return [2.0, 3.0]
 
@@ -54,9 +84,9 @@ class Patched:
         return patched(sys.modules[_HERE], "number", lambda original: lambda: self.makes, by=self.name)
 
 
-def _patch(name, *, measure="measured", harmless="harmless", right=2, makes=2):
-    measure = measure and f"{_HERE}:{measure}"
-    probe = probing.Probe(home=f"{_HERE}:{name.upper()}", harmless=f"{_HERE}:{harmless}", measure=measure, right=right)
+def _patch(name, *, measure="measured", harmless="harmless", right=2, makes=2, workers=1):
+    home, harmless, measure = f"{_HERE}:{name.upper()}", f"{_HERE}:{harmless}", measure and f"{_HERE}:{measure}"
+    probe = probing.Probe(home=home, harmless=harmless, measure=measure, right=right, workers=workers)
     return Patched(name, probe, makes)
 
 
@@ -68,4 +98,7 @@ EQUAL = _patch("equal", measure="")
 FAILING = _patch("failing", measure="fails")
 HANGING = _patch("hanging", measure="hangs")
 DYING = _patch("dying", measure="dies")
-ALL = [NEEDED, NEEDLESS, USELESS, HARMFUL, EQUAL, FAILING, HANGING, DYING]
+MEETING = _patch("meeting", measure="meets", workers=2)
+LEFT = _patch("left", measure="fails_in_one", workers=2)
+LOSING = _patch("losing", measure="dies_in_one", workers=2)
+ALL = [NEEDED, NEEDLESS, USELESS, HARMFUL, EQUAL, FAILING, HANGING, DYING, MEETING, LEFT, LOSING]

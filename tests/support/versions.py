@@ -4,6 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfopt.internals import probing
+
 
 def since_keras(release):
     """A mark for tests that are about what this release of Keras brought."""
@@ -21,6 +23,13 @@ def _since(name, installed, release):
 
 
 def make_unknown(monkeypatch, repair):
-    """Makes a repair meet functions that it does not know, and cannot try."""
+    """Makes a repair meet functions that it does not know, and does not fit."""
     monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
-    monkeypatch.setattr(repair, "probe", None)
+    nothing_fits(monkeypatch)
+
+
+def nothing_fits(monkeypatch):
+    """Makes each probe say that the patch does not fit."""
+    monkeypatch.setattr(probing, "kept", lambda _: None)
+    unfit = probing.Verdict(probing.UNFIT, "nothing fits")
+    monkeypatch.setattr(probing, "verdicts", lambda patches: [unfit] * len(patches))

@@ -10,13 +10,14 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -54,6 +55,8 @@ class Probe:
     """By how much numbers may differ from the right ones. Those of `harmless` stay, on replicas up to rounding."""
     devices: int = 1
     """Logical devices to train on."""
+    workers: int = 1
+    """Processes that train together. They share the current folder, and compute the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Probed(Protocol):
     """A patch with a probe."""
 
     name: str
-    probe: Probe | None
+    probe: Probe
 
     @property
     def targets(self) -> Iterable[str]:
@@ -113,10 +116,8 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
 
 def _key(patch: Probed) -> str:
     """What a verdict depends on."""
-    probe = patch.probe
-    assert probe is not None
     found = [_fingerprint(target) for target in patch.targets]
-    return _hash(json.dumps([sys.version, _versions(), found, _code(), repr(probe)]))
+    return _hash(json.dumps([sys.version, _versions(), found, _code(), repr(patch.probe)]))
 
 
 @cache
@@ -177,7 +178,7 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     code = f"import sys; from {__name__} import main; main({_SECONDS}, sys.argv[1:])"
-    command = [sys.executable, "-c", code, *(patch.probe.home for patch in patches if patch.probe is not None)]
+    command = [sys.executable, "-c", code, *(patch.probe.home for patch in patches)]
     answers: dict[str, Verdict] = {}
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
     with (
@@ -217,17 +218,53 @@ def main(seconds: int, homes: Sequence[str]) -> None:
             os.wait()
             running -= 1
         running += 1
-        if not os.fork():
-            try:
-                _die_with_parent()
-                signal.alarm(seconds)
-                verdict = _probed(patch)
-                os.write(output, f"{json.dumps([patch.name, verdict.state, verdict.why[:_LONGEST]])}\n".encode())
-            except BaseException:  # noqa: BLE001  nothing of it may reach the loop
-                traceback.print_exc()
-            os._exit(0)
+        _fork(patch, _probed if patch.probe.workers == 1 else _probed_together, output, seconds)
     for _ in range(running):
         os.wait()
+
+
+def _fork(patch: Any, probe: Callable[[Any], Verdict], output: int, seconds: int = _SECONDS) -> int:
+    """Probes a patch in a fork, which writes a line; returns the fork's process."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        _die_with_parent()
+        signal.alarm(seconds)
+        verdict = probe(patch)
+        os.write(output, f"{json.dumps([patch.name, verdict.state, verdict.why[:_LONGEST]])}\n".encode())
+    except BaseException:  # noqa: BLE001  nothing of it may reach the caller
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _probed_together(patch: Any) -> Verdict:
+    """Probes a patch in workers of one cluster, a fork each."""
+    count = patch.probe.workers
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    read, write = os.pipe()
+    with tempfile.TemporaryDirectory() as folder, open(read, encoding="utf-8") as lines:
+        workers = [_fork(patch, partial(_probed_as, index, addresses, folder), write) for index in range(count)]
+        os.close(write)
+        found = []
+        for line in lines:
+            found.append(Verdict(*json.loads(line)[1:]))
+            if found[-1].state == UNFIT:  # the others may wait for this worker
+                break
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+    if len(found) < count and (not found or found[-1].state != UNFIT):
+        raise ChildProcessError("a worker ended without an answer")
+    return found[-1]
+
+
+def _probed_as(index: int, addresses: Sequence[str], folder: str, patch: Any) -> Verdict:
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+    os.chdir(folder)
+    return _probed(patch)
 
 
 def _die_with_parent() -> None:

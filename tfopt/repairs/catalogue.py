@@ -115,9 +115,7 @@ def install(*names: str) -> Status:
         replica_overflow  broken, not repaired       Under a tf.distribute strategy with several replicas, …
     """
     chosen = _chosen(names)
-    probing.verdicts(
-        [repair for repair in chosen if repair.probe and repair.standing() == "unknown"]
-    )  # all in one process
+    probing.verdicts([repair for repair in chosen if repair.standing() == "unknown"])  # all in one process
     for repair in chosen:
         repair.applies()
     for repair in chosen:

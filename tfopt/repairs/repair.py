@@ -45,6 +45,8 @@ class Repair:
     are not replaced, known to work with the repair."""
     replace: Mapping[str, Callable[[Function], Function]]
     """Function → factory that turns the original into its replacement."""
+    probe: probing.Probe
+    """How to try it where a function's source is not known."""
     without: str
     """How to go on without the repair."""
     unpatched: str = "It stays unpatched, and this may still be wrong:"
@@ -53,8 +55,6 @@ class Repair:
     """Function → fingerprints of versions fixed upstream."""
     found_in: str = ""
     """Public name of what has the defect, such as "optimizers.ScheduleFreeAdamW", if older releases lack it."""
-    probe: probing.Probe | None = None
-    """How to try it where a function's source is not known."""
     on_top: bool = False
     """Whether its patches stand over all others, since it observes what those do."""
     _patches: tuple[Patch, ...] = field(default=(), init=False, repr=False)
@@ -85,13 +85,11 @@ class Repair:
         Where a function's source is not known, the repair is probed in a process of its own, once for each version.
 
         Raises:
-            tfopt.errors.UnsupportedError: If a function is not known, and the repair has no probe or does not work.
+            tfopt.errors.UnsupportedError: If a function is not known, and the repair does not work.
         """
         try:
             return self.known()
         except UnsupportedError as unknown:
-            if self.probe is None:
-                raise
             (verdict,) = probing.verdicts([self])
             if verdict.state == probing.UNFIT:
                 raise UnsupportedError(
@@ -107,7 +105,7 @@ class Repair:
         try:
             self.known()
         except UnsupportedError:
-            verdict = probing.kept(self) if self.probe is not None else None
+            verdict = probing.kept(self)
             return "unknown" if verdict is None else "refused" if verdict.state == probing.UNFIT else "tried"
         return "known"
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError
 from tfopt.internals.training import has_keras_own, unscale_loss_for_distribution
 from tfopt.repairs.fit_data import explained_input_errors
-from tfopt.repairs.probes import on_replicas
+from tfopt.repairs.probes import in_workers, on_replicas
 from tfopt.repairs.repair import Function, Repair
 
 _SAVING, _FILES = "keras.src.saving.saving_lib", "keras.src.utils.file_utils"
@@ -286,5 +286,6 @@ SHARED_FILES = Repair(
         f"{_FILES}:rmtree": _removing,
         f"{_BACKUP}.on_train_end": _after_all_have_saved,
     },
+    probe=in_workers("tfopt.repairs.catalogue:SHARED_FILES", "whole_files", [1.0, 1.0, 1.0]),
     without="Give each worker a path of its own with tfopt.distribute.own_path.",
 )

@@ -17,6 +17,7 @@ from tfopt.distribute.data_check.samples import digest
 from tfopt.distribute.data_check.verdict import Verdict, judge_epoch, judge_generator, judge_start
 from tfopt.errors import PipelineError
 from tfopt.internals.training import GeneratorDataAdapter
+from tfopt.repairs.probes import in_workers
 from tfopt.repairs.repair import Function, Repair
 from tfopt.warn import warn_once
 
@@ -266,6 +267,7 @@ DATA_CHECK = Repair(
         f"{_EPOCHS}.__init__": _starting,
         f"{_PY_DATASET}.get_tf_dataset": _remembering,
     },
+    probe=in_workers(f"{__name__}:DATA_CHECK", "other_data", ["raises"], refuses=True),
     without="Pass check_data=False to tfopt.distribute.strategy().",
 )
 """Installed by `tfopt.distribute.strategy()` for several processes."""

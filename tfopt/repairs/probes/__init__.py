@@ -25,6 +25,13 @@ def _probe(module: str, constant: str, measure: str, **options: Any) -> Probe:
     return Probe(home=f"{_HOME}:{constant}", harmless=f"{place}:fitted", measure=f"{place}:{measure}", **options)
 
 
+def in_workers(home: str, measure: str, right: Any, *, refuses: bool = False) -> Probe:
+    """A probe of a patch that acts in several processes, by a function of `workers`."""
+    place = f"{__name__}.workers"
+    harmless, measure = f"{place}:fitted", f"{place}:{measure}"
+    return Probe(home=home, harmless=harmless, measure=measure, right=right, refuses=refuses, workers=2)
+
+
 def equal(home: str) -> Probe:
     """A probe of a patch that must change no number of a training."""
     return Probe(home=home, harmless=f"{__name__}.one_device:fitted")
