@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import tfopt
 from tfopt import kernels
-from tfopt.diagnosis.arms import changed, with_kernel
-from tfopt.diagnosis.candidates import APPLY, Candidate, candidates
+from tfopt.diagnosis.candidates import Candidate, candidates
 from tfopt.diagnosis.findings import NotTested
+from tfopt.diagnosis.techniques import FLASH_ATTENTION
 from tfopt.diagnosis.training import Training
 
 X = np.ones((16, 64, 8), "float32")
@@ -40,7 +40,7 @@ def test_an_experiment_gives_back_the_kernels_that_were_there():
     model = made()
     kernels.fuse_batch_norm(model)
     function = model.layers[2].call
-    with changed(model, [with_kernel(kernels.use_flash_attention)]):
+    with FLASH_ATTENTION.during(model):
         assert in_use(model) == ["flash attention", "fused batch norm"]
     assert in_use(model) == ["fused batch norm"]
     assert model.layers[2].call is function
@@ -51,7 +51,7 @@ def test_an_experiment_gives_back_the_kernels_that_were_there():
 def test_a_tuned_model_takes_only_its_own_kernel_back():
     model = made()
     kernels.fuse_batch_norm(model)
-    undo = APPLY["attention without a fast kernel"](model)
+    undo = FLASH_ATTENTION.apply(model)
     assert in_use(model) == ["flash attention", "fused batch norm"]
     undo()
     assert in_use(model) == ["fused batch norm"]

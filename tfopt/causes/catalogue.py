@@ -10,8 +10,6 @@ class Cause:
     name: str
     remedy: str
     """What to do, in sentences."""
-    code: str = ""
-    """Lines that do it; empty if they depend on the training."""
 
 
 # Removing a wait of 20 % makes a training up to 25 % faster, which is worth interrupting somebody.
@@ -24,19 +22,15 @@ INPUT = Cause(
     "tfopt.pipelines.profile_pipeline(dataset) names the slow stage; build_pipeline decodes in parallel, caches and "
     "prefetches.",
 )
-NO_PREFETCH = Cause(
-    "no prefetch", "Prefetch batches: make dataset.prefetch(2) the last stage.", "dataset = dataset.prefetch(2)"
-)
+NO_PREFETCH = Cause("no prefetch", "Prefetch batches: make dataset.prefetch(2) the last stage.")
 COPYING = Cause(
     "copying to the GPU",
     "Copy batches ahead (tfopt.fit.overlap(model) does, or build_pipeline), and send smaller dtypes: images as uint8.",
-    "import tfopt\ntfopt.fit.overlap(model)  # copies batches ahead\n# and send images as uint8",
 )
 
 WAITS = Cause(
     "fit waits for each step",
     "Launch steps without waiting: tfopt.fit.overlap(model).",
-    "import tfopt\ntfopt.fit.overlap(model)",
 )
 SMALL_BATCH = Cause(
     "small batch", "Use a larger batch; tfopt.batch.find(model, dataset) measures which one fits and pays."
@@ -44,7 +38,6 @@ SMALL_BATCH = Cause(
 XLA_OFF = Cause(
     "XLA is off",
     "Let XLA fuse kernels: tfopt.xla.set_jit(model, True); tfopt.xla.decide(model, dataset) measures whether it pays.",
-    "import tfopt\ntfopt.xla.set_jit(model, True)",
 )
 SHORT_KERNELS = Cause("many short kernels", " ".join(cause.remedy for cause in (SMALL_BATCH, XLA_OFF, WAITS)))
 BUSY_PERCENT = 100 - WAITING_PERCENT
@@ -54,7 +47,6 @@ EAGER = Cause("eager execution", "Compile the model without run_eagerly=True.")
 XLA_ON = Cause(
     "XLA does not pay",
     "Switch XLA off: tfopt.xla.set_jit(model, False).",
-    "import tfopt\ntfopt.xla.set_jit(model, False)",
 )
 
 FLOAT32 = Cause(
@@ -67,7 +59,6 @@ TENSOR_ACTIVE_PERCENT = 1.0
 SIXTEEN_BITS = Cause(
     "16 bits do not pay",
     'Train in float32: tfopt.precision.apply(model, "float32").',
-    'import tfopt\ntfopt.precision.apply(model, "float32")',
 )
 SIZES = Cause(
     "sizes that miss Tensor Cores",
@@ -82,19 +73,16 @@ FLOAT32_PRODUCT = Cause(
 ATTENTION = Cause(
     "attention without a fast kernel",
     "tfopt.kernels.use_flash_attention(model) runs it through one.",
-    "import tfopt\ntfopt.kernels.use_flash_attention(model)",
 )
 BATCH_NORM = Cause(
     "batch norm without a fast kernel",
     "tfopt.kernels.fuse_batch_norm(model) runs it through one.",
-    "import tfopt\ntfopt.kernels.fuse_batch_norm(model)",
 )
 
 CALLBACK = Cause("callback", "Do its work less often, or in a thread.")
 PROGRESS_BAR = Cause(
     "progress bar",
     "One line per epoch is enough: model.fit(..., verbose=2).",
-    "model.fit(..., verbose=2)  # one line per epoch",
 )
 VALIDATION = Cause("validation", "Validate on fewer batches (validation_steps), or less often (validation_freq).")
 BETWEEN_EPOCHS = Cause(
@@ -114,8 +102,6 @@ COMMUNICATION = Cause(
     "communication",
     "Send fewer bytes (tfopt.distribute.compress_gradients(model)), or synchronise less often "
     "(gradient_accumulation_steps, under tfopt.distribute.strategy()). Both change the training.",
-    "import tfopt\ntfopt.distribute.compress_gradients(model)  # sends 16 bits; changes rounding\n"
-    "# or gradient_accumulation_steps=4, under tfopt.distribute.strategy()",
 )
 
 OTHER_PROCESS = Cause(

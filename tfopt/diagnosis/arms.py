@@ -13,18 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt import fit
+from tfopt.diagnosis.techniques import Change
 from tfopt.diagnosis.training import Training, without_epoch_ends, writing_elsewhere
-from tfopt.kernels.replacing import has_replacement, restored
+from tfopt.kernels.replacing import has_replacement
 from tfopt.measure import FitTimer, StepTimer, StepTimes
 from tfopt.measure.timers import wait
-from tfopt.precision.layer_policies import assign_policies, under_policies
 
 _SAMPLES = 3  # blocks of steps in a round, so that a hiccup in one does not count; with a wait at the end of each
 _WARMUP = 2
-
-Change = Callable[[keras.Model], AbstractContextManager[Any]]
-"""Changes a model for a block of code."""
 
 
 class FitArm:
@@ -148,57 +144,3 @@ def changed(model: keras.Model, changes: Sequence[Change]) -> Iterator[None]:
 def quiet() -> AbstractContextManager[Any]:
     """Keeps what callbacks print from the terminal."""
     return contextlib.redirect_stdout(io.StringIO())
-
-
-@contextmanager
-def overlapped(model: keras.Model) -> Iterator[None]:
-    """Lets `fit` launch steps without waiting for them."""
-    fit.overlap(model)
-    try:
-        yield
-    finally:
-        fit.undo(model)
-
-
-def jit(on: bool) -> Change:
-    """Switches XLA on or off in the functions traced inside the block."""
-
-    @contextmanager
-    def change(model: keras.Model) -> Iterator[None]:
-        before, model.jit_compile = model.jit_compile, on
-        try:
-            yield
-        finally:
-            model.jit_compile = before
-
-    return change
-
-
-@contextmanager
-def in_a_graph(model: keras.Model) -> Iterator[None]:
-    """Lets an eager model run as a graph in the functions made inside the block."""
-    before, everywhere = model.run_eagerly, tf.config.functions_run_eagerly()
-    model.run_eagerly = False
-    tf.config.run_functions_eagerly(False)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(everywhere)
-        model.run_eagerly = before
-
-
-def with_kernel(use: Callable[[keras.Model], int]) -> Change:
-    """Gives layers a fast kernel in the functions traced inside the block."""
-
-    @contextmanager
-    def change(model: keras.Model) -> Iterator[None]:
-        with restored(model):
-            use(model)
-            yield
-
-    return change
-
-
-def policy(name: str) -> Change:
-    """Puts the layers under a dtype policy in the functions traced inside the block."""
-    return lambda model: under_policies(model, assign_policies(model, name).policies)

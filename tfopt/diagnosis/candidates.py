@@ -1,45 +1,37 @@
 """The causes that are tested: how each is taken away, what shows it, and what to do about it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfopt import fit, kernels, precision, xla
+from tfopt import kernels, precision, xla
 from tfopt.causes import catalogue
 from tfopt.causes.catalogue import Cause
-from tfopt.diagnosis import remedies
-from tfopt.diagnosis.arms import (
-    Change,
-    FitArm,
-    ReduceArm,
-    StepArm,
-    in_a_graph,
-    jit,
-    one_replica,
-    overlapped,
-    policy,
-    with_kernel,
-)
+from tfopt.diagnosis import remedies, techniques
+from tfopt.diagnosis.arms import FitArm, ReduceArm, StepArm, one_replica
 from tfopt.diagnosis.findings import NotTested
+from tfopt.diagnosis.techniques import Technique
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.fit.launching import overlap_of
 from tfopt.measure import StepTimes
 from tfopt.model.batches import DEVICE_STAGE, ends_on_device
-from tfopt.model.layers import computing_layers, layer_paths
+from tfopt.model.layers import computing_layers
 from tfopt.model.state import trace_train_step
 from tfopt.pipelines.device.copying import copy_ahead, is_int32
 from tfopt.pipelines.plan import PipelinePlan
-from tfopt.precision.layer_policies import assign_policies, current_policy, is_16_bit
+from tfopt.precision.layer_policies import is_16_bit
 from tfopt.text import figure
 
 NOW, STEP = "now", "the step alone"
+_FEWER_BYTES = (
+    "import tfopt\ntfopt.distribute.compress_gradients(model)  # sends 16 bits; changes rounding\n"
+    "# or gradient_accumulation_steps=4, under tfopt.distribute.strategy()"
+)
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -53,13 +45,11 @@ class Candidate:
     evidence: str
     """What the experiment was."""
     remedy: str = ""
-    """What to do, in lines of code; empty: those of the cause."""
+    """What to do, in lines of code; empty: those of the technique."""
     label: str = ""
     """What it is called, if not by the cause's name."""
-    kind: str = ""
-    """What mends it: one of the names that `tune` allows; empty if only the user can."""
-    change: Change | None = None
-    """Takes it away from the model for a block of code."""
+    technique: Technique | None = None
+    """What takes it away; None if only the user can."""
     against: str = NOW
     """The arm that it is compared with; empty if its own arm times the cause itself."""
     tried: Callable[[int], StepTimes] | None = None
@@ -77,7 +67,12 @@ class Candidate:
     @property
     def lines(self) -> str:
         """The lines of code that take it away."""
-        return self.remedy or self.cause.code
+        return self.remedy or (self.technique.lines if self.technique else "")
+
+    @property
+    def kind(self) -> str:
+        """What `tune` has to be allowed to take it away; empty if only the user can."""
+        return self.technique.kind if self.technique else ""
 
 
 def candidates(training: Training) -> Iterator[Candidate | NotTested]:
@@ -98,7 +93,7 @@ def _input(training: Training) -> Iterator[Candidate | NotTested]:
             cause=catalogue.NO_PREFETCH,
             arm=FitArm(training, dataset=ahead),
             evidence="The same training with batches prefetched.",
-            kind="input",
+            technique=techniques.PREFETCH,
         )
     remedy, tried = remedies.slow_input(training), None
     try:
@@ -125,6 +120,7 @@ def _input(training: Training) -> Iterator[Candidate | NotTested]:
             cause=catalogue.COPYING,
             arm=FitArm(training, dataset=copied_ahead(training.resident)),
             evidence="The same steps on that batch, copied to the GPU ahead of its step.",
+            remedy=f"{techniques.OVERLAP.lines}  # copies batches ahead\n# and send images as uint8",
             against=catalogue.INPUT.name,
         )
 
@@ -186,8 +182,13 @@ def _callbacks(training: Training) -> Iterator[Candidate]:
             continue
         arm = FitArm(training, without=[callback])
         if _is_progress_bar(callback):
-            evidence = "The same training without the progress bar."
-            yield Candidate(cause=catalogue.PROGRESS_BAR, label=name, arm=arm, evidence=evidence)
+            yield Candidate(
+                cause=catalogue.PROGRESS_BAR,
+                label=name,
+                arm=arm,
+                evidence="The same training without the progress bar.",
+                remedy="model.fit(..., verbose=2)  # one line per epoch",
+            )
             continue
         remedy, saved = remedies.in_each_batch(training, callback, hooks)
         yield Candidate(
@@ -207,30 +208,19 @@ def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
 def _eager(training: Training) -> Iterator[Candidate]:
     switches = {
         "tf.config.run_functions_eagerly(False)": tf.config.functions_run_eagerly(),
-        "model.compile(..., run_eagerly=False)": training.model.run_eagerly,
+        techniques.GRAPH.code: training.model.run_eagerly,
     }
     if any(switches.values()):
-        yield Candidate(
-            cause=catalogue.EAGER,
-            arm=FitArm(training, changes=[in_a_graph]),
-            evidence="The same training with the step as a graph.",
-            remedy="\n".join(line for line, on in switches.items() if on),
-            change=in_a_graph,
-        )
+        lines = "\n".join(line for line, on in switches.items() if on)
+        yield _with(training, techniques.GRAPH, "The same training with the step as a graph.", lines)
 
 
 def _overlap(training: Training) -> Iterator[Candidate | NotTested]:
     if overlap_of(training.model) is not None:
         return
-    with overlapped(training.model):  # raises if it cannot be
-        pass
-    yield Candidate(
-        cause=catalogue.WAITS,
-        arm=FitArm(training, changes=[overlapped]),
-        evidence="The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late.",
-        kind="overlap",
-        change=overlapped,
-    )
+    techniques.OVERLAP.apply(training.model)()  # raises if it cannot be
+    evidence = "The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late."
+    yield _with(training, techniques.OVERLAP, evidence)
 
 
 def _xla(training: Training) -> Iterator[Candidate | NotTested]:
@@ -242,14 +232,11 @@ def _xla(training: Training) -> Iterator[Candidate | NotTested]:
         found = xla.explain(model, training.resident)
         if found.obstacles:
             raise UnsupportedError(str(found.obstacles[0]))
-    yield Candidate(
-        cause=catalogue.XLA_OFF if on else catalogue.XLA_ON,
-        arm=FitArm(training, changes=[jit(on)]),
-        evidence=f"The same training {'with' if on else 'without'} XLA"
-        + (", which computes the same on this batch." if on else "."),
-        kind="xla",
-        change=jit(on),
-    )
+    if on:
+        evidence = "The same training with XLA, which computes the same on this batch."
+        yield _with(training, techniques.XLA, evidence)
+    else:
+        yield _with(training, techniques.NO_XLA, "The same training without XLA.")
 
 
 def _precision(training: Training) -> Iterator[Candidate | NotTested]:
@@ -265,41 +252,28 @@ def _precision(training: Training) -> Iterator[Candidate | NotTested]:
         report = precision.check(model, training.resident, name)
         if not report.passed:
             raise UnsupportedError(f"{name} is refused: {report.verdict}")
-    yield Candidate(
-        cause=catalogue.SIXTEEN_BITS if half else catalogue.FLOAT32,
-        arm=FitArm(training, changes=[policy(name)]),
-        evidence=f"The same training under {name}" + (", which tfopt.precision.check passes." if not half else "."),
-        remedy=f'import tfopt\ntfopt.precision.apply(model, "{name}")',
-        kind="precision",
-        change=policy(name),
-    )
+    passes = "" if half else ", which tfopt.precision.check passes"
+    yield _with(training, techniques.policy(name), f"The same training under {name}{passes}.")
 
 
 def _kernels(training: Training) -> Iterator[Candidate | NotTested]:
-    for kind, cause, use in _KERNELS:
-        plain = [path for path in kernels.explain(training.model).layers if path.kernel == kind and path.training]
-        if not any("not requested" in str(path.training) for path in plain):
+    for kernel in (techniques.FLASH_ATTENTION, techniques.FUSED_BATCH_NORM):
+        paths = [path for path in kernels.explain(training.model).layers if path.kernel == kernel.name]
+        if not any("not requested" in str(path.training) for path in paths):
             continue
         if not tf.config.list_logical_devices("GPU"):
-            yield NotTested(cause.name, f"{kind} needs an NVIDIA GPU")
-            continue
-        if reasons := _against(training, kind, use):
-            yield NotTested(cause.name, reasons)
-            continue
-        yield Candidate(
-            cause=cause,
-            arm=FitArm(training, changes=[with_kernel(use)]),
-            evidence=f"The same training with {kind}.",
-            kind="kernels",
-            change=with_kernel(use),
-        )
+            yield NotTested(kernel.cause.name, f"{kernel.name} needs an NVIDIA GPU")
+        elif reasons := _obstacles(training, kernel):
+            yield NotTested(kernel.cause.name, reasons)
+        else:
+            yield _with(training, kernel, f"The same training with {kernel.name}.")
 
 
-def _against(training: Training, kind: str, use: Callable[[keras.Model], int]) -> str:
+def _obstacles(training: Training, kernel: Technique) -> str:
     """What keeps every layer from a kernel; empty if one takes it."""
-    with with_kernel(use)(training.model):
+    with kernel.during(training.model):
         trace_train_step(training.model, training.batch)
-        rows = [path.training for path in kernels.explain(training.model).layers if path.kernel == kind]
+        rows = [path.training for path in kernels.explain(training.model).layers if path.kernel == kernel.name]
     return ", ".join(dict.fromkeys(reason for row in rows for reason in row or ())) if all(rows) else ""
 
 
@@ -329,6 +303,7 @@ def _communication(training: Training) -> Iterator[Candidate | NotTested]:
             cause=catalogue.COMMUNICATION,
             arm=reduce,
             evidence=f"The all-reduce of {gradients}, alone; a part of it may run beside the computation.",
+            remedy=_FEWER_BYTES,
             against="",
         )
         return
@@ -336,48 +311,17 @@ def _communication(training: Training) -> Iterator[Candidate | NotTested]:
         cause=catalogue.COMMUNICATION,
         arm=alone,
         evidence=f"One replica alone with its share of the batch; together, they reduce {gradients}.",
+        remedy=_FEWER_BYTES,
         against=STEP,
         at_most=True,
     )
 
 
-def _apply_overlap(model: keras.Model) -> Callable[[], Any]:
-    fit.overlap(model)
-    return partial(fit.undo, model)
+def _with(training: Training, technique: Technique, evidence: str, remedy: str = "") -> Candidate:
+    """The cause that a technique takes away."""
+    arm = FitArm(training, changes=[technique.during])
+    return Candidate(cause=technique.cause, arm=arm, evidence=evidence, remedy=remedy, technique=technique)
 
-
-def _apply_jit(on: bool, model: keras.Model) -> Callable[[], Any]:
-    before = bool(model.jit_compile)
-    xla.set_jit(model, on)
-    return partial(xla.set_jit, model, before)
-
-
-def _apply_recommended_policy(model: keras.Model) -> Callable[[], Any]:
-    name = precision.recommend().policy
-    before = {layer_paths(model)[layer]: current_policy(layer) for layer in assign_policies(model, name).policies}
-    precision.apply(model, name)
-    return partial(precision.apply, model, before)
-
-
-def _apply_kernel(use: Callable[[keras.Model], int], model: keras.Model) -> Callable[[], Any]:
-    stack = ExitStack()
-    stack.enter_context(with_kernel(use)(model))
-    return stack.close
-
-
-_KERNELS = (
-    ("flash attention", catalogue.ATTENTION, kernels.use_flash_attention),
-    ("fused batch norm", catalogue.BATCH_NORM, kernels.fuse_batch_norm),
-)
-APPLY: Mapping[str, Callable[[keras.Model], Callable[[], Any]]] = {
-    catalogue.WAITS.name: _apply_overlap,
-    catalogue.XLA_OFF.name: partial(_apply_jit, True),
-    catalogue.XLA_ON.name: partial(_apply_jit, False),
-    catalogue.FLOAT32.name: _apply_recommended_policy,
-    catalogue.SIXTEEN_BITS.name: _apply_recommended_policy,
-    **{cause.name: partial(_apply_kernel, use) for _, cause, use in _KERNELS},
-}
-"""By the name of a cause: takes it away from a model for good, and returns what undoes that."""
 
 _NAMES = {
     _eager: catalogue.EAGER.name,

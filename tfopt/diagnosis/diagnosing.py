@@ -196,7 +196,7 @@ class Experiments:
     def _without_all(self, counts: set[str], before: Mapping[str, StepTimes]) -> tuple[StepTimes, Comparison | None]:
         """Times the step alone with all changes that pay, and `fit` without several causes at once beside it as is."""
         training = self.training
-        changes = [one.change for one in self.tested if one.name in counts and one.change]
+        changes = [one.technique.during for one in self.tested if one.name in counts and one.technique]
         left_out = [one for one, name in callback_names(training.callbacks).items() if name in counts]
         fed = [name for name in (COPYING.name, INPUT.name, NO_PREFETCH.name) if name in counts]
         taken_away = len(changes) + len(left_out) + len(fed)

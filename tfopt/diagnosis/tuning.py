@@ -10,9 +10,10 @@ import tensorflow as tf
 from tfopt import xla
 from tfopt.causes.catalogue import WORTH_SHARE
 from tfopt.diagnosis.arms import FitArm
-from tfopt.diagnosis.candidates import APPLY, NOW, Candidate, prefetched
+from tfopt.diagnosis.candidates import NOW, Candidate, prefetched
 from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
 from tfopt.diagnosis.findings import CauseCost, Diagnosis
+from tfopt.diagnosis.techniques import against
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
 from tfopt.model.undoing import only_looks
@@ -228,7 +229,7 @@ def _figures(cause: CauseCost, now_ms: float) -> str:
 
 def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Dataset | None) -> Comparison | None:
     """Times all changes together against the training as it was; None if together they fail."""
-    changes = [one.change for one in chosen if one.change]
+    changes = [one.technique.during for one in chosen if one.technique]
     arms = {NOW: FitArm(its.training), "tuned": FitArm(its.training, dataset=dataset, changes=changes)}
     times = its.interleave(arms)
     return compare(times[NOW], times["tuned"]) if "tuned" in times else None
@@ -239,8 +240,7 @@ def apply_changes(model: keras.Model, causes: Collection[str], undo: list[Callab
     before = len(undo)
     try:
         for name in causes:
-            if name in APPLY:
-                undo.append(APPLY[name](model))
+            undo.append(against(name).apply(model))
     except BaseException:
         while len(undo) > before:
             undo.pop()()
