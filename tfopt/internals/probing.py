@@ -17,7 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -57,6 +57,8 @@ class Probe:
     """Logical devices to train on."""
     workers: int = 1
     """Processes that train together. They share the current folder, and compute the same."""
+    throughout: str = ""
+    """Home of another patch that is in place all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,16 +283,17 @@ def _probed(patch: Any) -> Verdict:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * probe.devices)
     try:
-        plain, stock = _called(probe.harmless), _measured(probe)
-        if probe.measure and _is_near(stock, probe.right, probe.tolerance):
-            return Verdict(NEEDLESS, f"stock Keras computes {stock}, as it should")
-        with patch.tried():
-            patched, same = _measured(probe), _called(probe.harmless)
+        with getattr(*find(probe.throughout)).tried() if probe.throughout else nullcontext():
+            plain, stock = _called(probe.harmless), _measured(probe)
+            if probe.measure and _is_near(stock, probe.right, probe.tolerance):
+                return Verdict(NEEDLESS, f"stock Keras computes {stock}, as it should")
+            with patch.tried():
+                patched, same = _measured(probe), _called(probe.harmless)
     except (OSError, MemoryError, tf.errors.ResourceExhaustedError):  # of this machine, now
         raise
     except Exception as error:  # noqa: BLE001  a patch that does not fit may raise anything
         return Verdict(UNFIT, f"{type(error).__name__}: {summarize_error(error)}")
-    if not np.allclose(same, plain, rtol=_ROUNDING if probe.devices > 1 else 0.0, atol=0.0):
+    if not np.allclose(same, plain, rtol=_ROUNDING if probe.devices * probe.workers > 1 else 0.0, atol=0.0):
         return Verdict(UNFIT, "with the patch, a training without the defect computes something else than without it")
     if not probe.measure:
         return Verdict(NEEDED, "a training computes the same with the patch and without it")

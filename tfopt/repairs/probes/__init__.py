@@ -29,7 +29,10 @@ def in_workers(home: str, measure: str, right: Any, *, refuses: bool = False) ->
     """A probe of a patch that acts in several processes, by a function of `workers`."""
     place = f"{__name__}.workers"
     harmless, measure = f"{place}:fitted", f"{place}:{measure}"
-    return Probe(home=home, harmless=harmless, measure=measure, right=right, refuses=refuses, workers=2)
+    trains = f"{_HOME}:MULTI_WORKER"  # without which Keras cannot train there
+    return Probe(
+        home=home, harmless=harmless, measure=measure, right=right, refuses=refuses, workers=2, throughout=trains
+    )
 
 
 def equal(home: str) -> Probe:

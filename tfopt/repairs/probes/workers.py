@@ -1,7 +1,4 @@
-"""Trainings in two processes, each with a `TF_CONFIG`, in one folder. Both compute the same numbers.
-
-`MULTI_WORKER` is always in place, since Keras without it cannot train there.
-"""
+"""Trainings in two processes, each with a `TF_CONFIG`, in one folder. Both compute the same numbers."""
 
 import contextlib
 import functools
@@ -14,7 +11,6 @@ import tensorflow as tf
 
 from tfopt.internals.probing import outcomes
 from tfopt.repairs.probes.one_device import numbers
-from tfopt.repairs.trainer import MULTI_WORKER
 
 
 @functools.cache  # a process makes only one
@@ -85,11 +81,10 @@ def fitted() -> list[float]:
         keras.callbacks.ModelCheckpoint(f"{own}.keras"),
         keras.callbacks.BackupAndRestore(f"{own}-backup"),
     ]
-    with MULTI_WORKER.tried():
-        model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
-        model.load_weights(f"{own}/1.weights.h5")
-        model.fit(Batches(), shuffle=False, verbose=0)
-        return numbers(model)
+    model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
+    model.load_weights(f"{own}/1.weights.h5")
+    model.fit(Batches(), shuffle=False, verbose=0)
+    return numbers(model)
 
 
 def whole_files() -> list[float]:
@@ -134,8 +129,7 @@ def other_data() -> list[Any]:
     def fitted() -> str:
         inputs = _examples(32) + _worker()
         try:
-            with MULTI_WORKER.tried():
-                _model().fit(tf.data.Dataset.from_tensor_slices((inputs, inputs[:, :2])).batch(8), verbose=0)
+            _model().fit(tf.data.Dataset.from_tensor_slices((inputs, inputs[:, :2])).batch(8), verbose=0)
         except ValueError:
             return "raises"
         return "trains"
