@@ -30,14 +30,13 @@ def arms():
     import keras
 
     from tfopt.callbacks import LocalSteps
-    from tfopt.distribute import LowRank, TopK
+    from tfopt.distribute import LowRank
 
     outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     return {
         "float32": (None, None),
         "bfloat16": ("bfloat16", None),
         "float16": ("float16", None),
-        "TopK(0.01)": (TopK(0.01), None),
         "LowRank(4)": (LowRank(4), None),
         f"LocalSteps({EVERY})": (None, LocalSteps(EVERY)),
         f"LocalSteps({EVERY}, outer)": (None, LocalSteps(EVERY, outer=outer)),

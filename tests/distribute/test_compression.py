@@ -75,7 +75,9 @@ def net(**options):
 def test_bad_arguments():
     with pytest.raises(TypeError, match=r"keras\.Model"):
         compress_gradients("model")
-    with pytest.raises(ValueError, match=r"'bfloat16' or 'float16'\. Received: 'bfloat'.*Did you mean"):
+    with pytest.raises(
+        ValueError, match=r"Expected a LowRank, or .*'bfloat16' or 'float16'\. Received: 'bfloat'.*Did you mean"
+    ):
         compress_gradients(net(optimizer="sgd"), "bfloat")
     with pytest.raises(ValueError, match=r"Call model\.compile first"):
         compress_gradients(net())

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from compression_cases import CASES, FEW, METHODS, OVERFLOWS, _largest, by_hand
+from compression_cases import CASES, FEW, OVERFLOWS, by_hand
 from quick import SLOW, in_shares
 
-from tfopt.distribute import Compression, LowRank, TopK, compress_gradients
+from tfopt.distribute import Compression, LowRank, compress_gradients
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TRAINING = SUPPORT / "compression_training.py"
@@ -72,16 +72,10 @@ def test_weights_are_those_of_gradients_compressed_by_numpy(found, truth, where,
 @pytest.mark.parametrize("where", WHERE)
 def test_the_bytes_are_those_of_the_tensors_exchanged(found, where):
     # Weights of 5 x 6, 6, 6 x 2 and 2 numbers.
-    top, low = found[where]["top, clipping"], found[where]["low, clipping"]
-    assert {each for each in top["exchanged"] if each[0] == "all_gather"} == {
-        ("all_gather", 16, 4),
-        ("all_gather", 16, 8),
-    }
-    assert not {each for each in top["exchanged"] if each[0] == "all_reduce" and each[1] > 3}  # but logs and counts
-    assert top["compression"] == Compression(2, 16 * (4 + 8), 50 * 8).to_dict()
-    assert {each[1] for each in low["exchanged"]} >= {5, 6, 2}
-    assert max(each[1] for each in low["exchanged"]) == 6
-    assert low["compression"] == Compression(2, (5 + 6 + 6 + 2 + 6 + 2) * 8, 50 * 8).to_dict()
+    trained = found[where]["clipping"]
+    assert set(trained["exchanged"]) >= {5, 6, 2}
+    assert max(trained["exchanged"]) == 6
+    assert trained["compression"] == Compression(2, (5 + 6 + 6 + 2 + 6 + 2) * 8, 50 * 8).to_dict()
 
 
 @shared(OVERFLOWS)
@@ -99,10 +93,6 @@ class Alone:
         """Returns what it gets."""
         return values
 
-    def gather(self, value):
-        """Returns it as the only row."""
-        return value[None]
-
 
 def steps(method, shape):
     """Exchanges five random gradients."""
@@ -111,16 +101,6 @@ def steps(method, shape):
     for _ in range(5):
         gradient = random.normal(size=shape)
         yield gradient, method.exchange([tf.constant(gradient)], kept, Alone())[0].numpy(), kept[0]
-
-
-def test_what_top_k_leaves_out_is_sent_later():
-    unsent = np.zeros((7, 4))
-    for gradient, sent, kept in steps(TopK(0.2), (7, 4)):
-        expected = _largest(gradient + unsent, 0.2)
-        assert np.count_nonzero(sent) == 6
-        np.testing.assert_allclose(sent, expected, atol=1e-15)
-        unsent = gradient + unsent - expected
-        np.testing.assert_allclose(kept[0].numpy().reshape(7, 4), unsent, atol=1e-15)
 
 
 def test_what_low_rank_leaves_out_is_sent_later():
@@ -142,16 +122,12 @@ def test_low_rank_leaves_small_weights_whole(shape, kept):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="fraction to be above 0"):
-        TopK(0)
-    with pytest.raises(ValueError, match="fraction to be at most 1"):
-        TopK(1.5)
     with pytest.raises(TypeError, match="rank to be an integer"):
         LowRank(0.5)
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"Expected a model with weights, for TopK\(fraction=0.3\)"):
-        compress_gradients(model, METHODS["top"])
+    with pytest.raises(ValueError, match=r"Expected a model with weights, for LowRank\(rank=1\)"):
+        compress_gradients(model, LowRank(1))
 
 
 def test_one_device_sends_nothing():

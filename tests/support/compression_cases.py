@@ -1,24 +1,22 @@
 """Trainings with compressed gradients, and the same by hand: compressed and summed in NumPy."""
 
-import math
-
 import keras
 import numpy as np
 import tensorflow as tf
 from distributed_cases import Case
 
-from tfopt.distribute import LowRank, TopK, shard_optimizer
+from tfopt.distribute import LowRank, shard_optimizer
 
 optimizers = keras.optimizers
 REPLICAS = 2
 
 
 class Compressed(Case):
-    """A training whose gradients are sent by a method. `applied` is the optimizer that gets the sums by hand."""
+    """A training whose gradients are sent as products of rank 1; by hand, the optimizer `applied` gets the sums."""
 
-    def __init__(self, method, optimizer=lambda: optimizers.SGD(0.1), *, applied=None, rounds=1, **options):
+    def __init__(self, optimizer=lambda: optimizers.SGD(0.1), *, applied=None, rounds=1, **options):
         super().__init__(optimizer, **{"dtype": "float64", **options})
-        self.method, self.applied, self.rounds = method, applied or optimizer, rounds
+        self.method, self.applied, self.rounds = LowRank(1), applied or optimizer, rounds
 
 
 class CompressedIds(Compressed):
@@ -48,48 +46,24 @@ def _accumulating():
     return optimizers.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.1)
 
 
-METHODS = {"top": TopK(0.3), "low": LowRank(1)}
 CASES = {
-    f"{name}, {case}": kind(method, *given, **options)
-    for name, method in METHODS.items()
-    for case, kind, given, options in [
-        ("uneven tail", Compressed, [], {"examples": 57}),
-        ("clipping", Compressed, [_clipped], {}),
-        ("sharded adam", Compressed, [_sharded], {"applied": lambda: optimizers.Adam(0.01)}),
-        (
-            "accumulation",
-            Compressed,
-            [_accumulating],
-            {"applied": lambda: optimizers.SGD(0.1, clipnorm=0.1), "rounds": 2},
-        ),
-        ("embedding", CompressedIds, [], {}),
-        ("steps per execution, jit", Compressed, [], {"steps_per_execution": 2, "jit_compile": True}),
-        ("eagerly", Compressed, [], {"run_eagerly": True, "examples": 32}),
-    ]
-} | {"all": Compressed(TopK(1))}
+    "uneven tail": Compressed(examples=57),
+    "clipping": Compressed(_clipped),
+    "sharded adam": Compressed(_sharded, applied=lambda: optimizers.Adam(0.01)),
+    "accumulation": Compressed(_accumulating, applied=lambda: optimizers.SGD(0.1, clipnorm=0.1), rounds=2),
+    "embedding": CompressedIds(),
+    "steps per execution, jit": Compressed(steps_per_execution=2, jit_compile=True),
+    "eagerly": Compressed(run_eagerly=True, examples=32),
+}
 # Without a truth, since float16 rounds otherwise.
 OVERFLOWS = {
-    name: Compressed(
-        method, lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01)), dtype="mixed_float16", overflow_in=1
+    "overflow": Compressed(
+        lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01)), dtype="mixed_float16", overflow_in=1
     )
-    for name, method in METHODS.items()
 }
 
-# Of the slow tests: every kind of case under one method or the other, and in two processes what they exchange.
-FEW = {
-    "here": [
-        "top, uneven tail",
-        "top, clipping",
-        "top, accumulation",
-        "top, steps per execution, jit",
-        "low, clipping",
-        "low, sharded adam",
-        "low, embedding",
-        "low, eagerly",
-        *OVERFLOWS,
-    ],
-    "workers": ["top, clipping", "low, clipping", "low, accumulation", "low"],
-}
+# Of the slow tests: every case on two devices, and in two processes what they exchange.
+FEW = {"here": [*CASES, *OVERFLOWS], "workers": ["clipping", "accumulation", *OVERFLOWS]}
 
 
 def in_share(share, where):
@@ -114,7 +88,7 @@ def by_hand(case):
                 share = len(batch[0][rows]) / len(batch[0]) / case.rounds
                 waiting[replica] = [w + share * g for w, g in zip(waiting[replica], found, strict=True)]
             if step % case.rounds == 0:
-                sums = [_sum(case.method, parts, kept) for *parts, kept in zip(*waiting, memories, strict=True)]
+                sums = [_sum(parts, kept) for *parts, kept in zip(*waiting, memories, strict=True)]
                 optimizer.apply([tf.constant(total) for total in sums], weights)
                 waiting = [[0.0] * len(weights) for _ in range(REPLICAS)]
     return model.get_weights()
@@ -128,32 +102,20 @@ def _gradients(case, model, x, y):
 
 def _memory(method, weight, seed):
     """What is unsent for each replica, and the right matrix; None for what is summed whole."""
-    if "embedding" in weight.path or (isinstance(method, LowRank) and len(weight.shape) < 2):
+    if "embedding" in weight.path or len(weight.shape) < 2:
         return None
-    unsent = [np.zeros(weight.shape) for _ in range(REPLICAS)]
-    if isinstance(method, TopK):
-        return {"unsent": unsent}
     right = tf.random.stateless_normal([weight.shape[1], method.rank], [seed, 0], dtype="float64").numpy()
-    return {"unsent": unsent, "right": right}
+    return {"unsent": [np.zeros(weight.shape) for _ in range(REPLICAS)], "right": right}
 
 
-def _sum(method, gradients, kept):
+def _sum(gradients, kept):
+    """PowerSGD: Vogels et al. 2019, algorithm 1."""
     if kept is None:
         return sum(gradients)
     due = [gradient + unsent for gradient, unsent in zip(gradients, kept["unsent"], strict=True)]
-    if isinstance(method, TopK):
-        sent = [_largest(each, method.fraction) for each in due]
-    else:  # PowerSGD: Vogels et al. 2019, algorithm 1
-        left, _ = np.linalg.qr(sum(each @ kept["right"] for each in due))
-        rights = [each.T @ left for each in due]
-        kept["right"] = sum(rights)
-        sent = [left @ right.T for right in rights]
+    left, _ = np.linalg.qr(sum(each @ kept["right"] for each in due))
+    rights = [each.T @ left for each in due]
+    kept["right"] = sum(rights)
+    sent = [left @ right.T for right in rights]
     kept["unsent"] = [each - part for each, part in zip(due, sent, strict=True)]
     return sum(sent)
-
-
-def _largest(array, fraction):
-    flat = np.zeros(array.size)
-    places = np.argsort(-np.abs(array.ravel()))[: math.ceil(fraction * array.size)]
-    flat[places] = array.ravel()[places]
-    return flat.reshape(array.shape)

@@ -3,7 +3,6 @@ from .cluster.resolving import own_path as own_path
 from .cluster.resolving import resolve as resolve
 from .compression.compress import compress_gradients as compress_gradients
 from .compression.low_rank import LowRank as LowRank
-from .compression.top_k import TopK as TopK
 from .compression.traffic import Compression as Compression
 from .sharded_optimizer import shard_optimizer as shard_optimizer
 from .strategies import explain as explain

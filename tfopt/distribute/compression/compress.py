@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfopt.distribute.compression.low_rank import LowRank
 from tfopt.distribute.compression.rounding import DTYPES, Rounding
-from tfopt.distribute.compression.top_k import TopK
 from tfopt.distribute.compression.traffic import Compression, Traffic, summed_bytes
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.model.layers import require_model
@@ -19,21 +18,21 @@ from tfopt.repairs.repair import in_several_replicas
 _NAME = "_all_reduce_sum_gradients"
 
 
-def compress_gradients(model: keras.Model, dtype: str | TopK | LowRank = "bfloat16") -> keras.Model:
+def compress_gradients(model: keras.Model, dtype: str | LowRank = "bfloat16") -> keras.Model:
     """Makes a compiled model's optimizer sum the replicas' gradients in fewer bytes.
 
     Use it if steps wait for the network. It changes the result: in 16 bits (half the traffic) each gradient is rounded
-    before it is summed, in bfloat16 to 8 bits of mantissa; `TopK` and `LowRank` send far less, and send what they left
-    out later. docs/distribution.md says how far training drifts; compare yours with and without it.
+    before it is summed, in bfloat16 to 8 bits of mantissa; `LowRank` sends far less, and sends what it left out later.
+    docs/distribution.md says how far training drifts; compare yours with and without it.
 
     An embedding's gradients, sent as the rows that the batch used, stay as they are, and so do clipping and the update,
-    which come after the sum. For what TopK and LowRank send later, each replica keeps a buffer as large as the weights.
+    which come after the sum. For what LowRank sends later, each replica keeps a buffer as large as the weights.
     `TrainingCheckpoint` saves it; where it is not restored, it begins at zero.
 
     Args:
         model: A model compiled in the strategy's scope. Compiling it with another optimizer ends the compression.
         dtype: What to send: "bfloat16" (the default); "float16", which is more precise but overflows above 65504;
-            `TopK(fraction)`, the largest elements; or `LowRank(rank)`, products of thin matrices (PowerSGD).
+            or `LowRank(rank)`, products of thin matrices (PowerSGD).
 
     Returns:
         The same model. After its first step, `model.optimizer.compression` (of a LossScaleOptimizer,
@@ -41,8 +40,8 @@ def compress_gradients(model: keras.Model, dtype: str | TopK | LowRank = "bfloat
 
     Raises:
         TypeError: If `model` is not a keras.Model.
-        ValueError: If there is no such dtype, the model is not compiled with an optimizer, or, for TopK and LowRank, it
-            is not built yet.
+        ValueError: If there is no such dtype, the model is not compiled with an optimizer, or, for LowRank, it is not
+            built yet.
         tfopt.errors.UnsupportedError: If its optimizer has its own all-reduce.
 
     Example:
@@ -51,8 +50,8 @@ def compress_gradients(model: keras.Model, dtype: str | TopK | LowRank = "bfloat
         >>> tfopt.distribute.compress_gradients(model)
     """
     require_model(model)
-    if not isinstance(dtype, TopK | LowRank) and dtype not in DTYPES:
-        raise unknown_name("dtype of 16 bits", dtype, DTYPES)
+    if not isinstance(dtype, LowRank) and dtype not in DTYPES:
+        raise unknown_name("LowRank, or a dtype of 16 bits", dtype, DTYPES)
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is None:
         raise ValueError("Expected a compiled model. Received one without an optimizer. Call model.compile first.")
@@ -80,7 +79,7 @@ def compress_gradients(model: keras.Model, dtype: str | TopK | LowRank = "bfloat
 class _CompressedSum:
     """Sums as the optimizer does, but in fewer bytes, then clips in the gradients' own dtype."""
 
-    def __init__(self, method: Rounding | TopK | LowRank, model: keras.Model, optimizer: Any, stock: Any):
+    def __init__(self, method: Rounding | LowRank, model: keras.Model, optimizer: Any, stock: Any):
         self._method, self._optimizer, self._stock = method, optimizer, stock
         with optimizer._distribution_strategy.scope():
             # With aggregation NONE each replica assigns its own copy.

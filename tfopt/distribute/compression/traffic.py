@@ -1,4 +1,4 @@
-"""Sums and gathers over the replicas, and what they send."""
+"""Sums over the replicas, and what they send."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class Compression(Shown):
 
 
 class Traffic:
-    """Exchanges a replica's tensors with the others', and counts the bytes that it sends for that.
+    """Sums a replica's tensors with the others', and counts the bytes that it sends for that.
 
     Args:
         device: The replica's device.
@@ -51,11 +51,6 @@ class Traffic:
         self.sent_bytes += summed_bytes(values, self.replicas)
         summed: list[tf.Tensor] = self._context.all_reduce(tf.distribute.ReduceOp.SUM, [self._here(v) for v in values])
         return summed
-
-    def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Gathers the replicas' tensors of shape (n,) into one of shape (replicas, n)."""
-        self.sent_bytes += (self.replicas - 1) * _bytes(value)  # over a ring each passes on all but one
-        return tf.reshape(self._context.all_gather(self._here(value), axis=0), [self.replicas, value.shape[0]])
 
     def _here(self, value: tf.Tensor) -> tf.Tensor:
         with tf.device(self._device):  # inside a branch a tensor has no device, and TensorFlow needs one
