@@ -72,7 +72,7 @@ def graph_of(model: keras.Model) -> Graph:
         raise UnsupportedError(
             f"Expected a Functional or Sequential model, whose graph shows which channels depend on each other. Found "
             f"{model.name!r}, whose class {type(model).__name__} has its own call. Make a Functional model of its "
-            "layers, or pass structured=False for zeros among its weights."
+            "layers."
         )
     walk = _Walk(model)
     walk.through(model, {id(tensor): Fixed(f"the input {tensor.name!r}") for tensor in _graph(model).inputs})
@@ -84,7 +84,7 @@ def graph_of(model: keras.Model) -> Graph:
         reasons = "; ".join(f"{path}: {why}" for path, why in graph.left.items())
         raise UnsupportedError(
             f"Expected a model with channels, units or heads that can be cut. Found none in {model.name!r}. {reasons}. "
-            "Pass structured=False for zeros among its weights."
+            "Leave it as it is."
         )
     return graph
 

@@ -9,9 +9,6 @@ import tensorflow as tf
 
 from tfopt.compress.pruning.graph import Graph
 from tfopt.compress.pruning.units import Numbers
-from tfopt.errors import UnsupportedError
-from tfopt.model.layers import layer_paths
-from tfopt.model.products import has_kernel
 
 
 class Mask(NamedTuple):
@@ -31,43 +28,6 @@ def channel_masks(graph: Graph, cut: Numbers) -> list[Mask]:
             shape[axis.axis] = -1
             masks.append(Mask(axis.weight, np.isin(axis.units, cut, invert=True).reshape(shape)))
     return masks
-
-
-def weight_masks(model: keras.Model, sparsity: float) -> list[Mask]:
-    """Masks the smallest weights of each kernel, of which one stays.
-
-    Raises:
-        UnsupportedError: If there is no kernel, or one to which a layer adds LoRA weights, with which it has no zeros.
-    """
-    if adapted := [path for layer, path in layer_paths(model).items() if getattr(layer, "lora_enabled", False)]:
-        raise UnsupportedError(
-            f"Expected layers without LoRA weights, to set weights to zero. Found them in {', '.join(adapted)}. Save "
-            "and load the model first, which adds them to the kernels."
-        )
-    values = [(kernel, np.asarray(tf.cast(kernel.value, "float32"))) for kernel, _ in kernels(model)]
-    if not values:
-        raise UnsupportedError(
-            f"Expected a model with kernels, of dense layers or convolutions, say. Found none in {model.name!r}. Leave "
-            "it as it is."
-        )
-    return [Mask(kernel, _largest(value, sparsity)) for kernel, value in values]
-
-
-def kernels(model: keras.Model) -> list[tuple[Any, str]]:
-    """The kernels of a model's layers, each with its layer's path."""
-    return [
-        (weight, path)
-        for layer, path in layer_paths(model).items()
-        if has_kernel(layer)
-        for weight in layer._trainable_variables
-        if len(weight.shape) > 1
-    ]
-
-
-def _largest(value: Any, sparsity: float) -> Any:
-    kept = np.ones(value.size, bool)
-    kept[np.argsort(abs(value), axis=None, kind="stable")[: min(round(value.size * sparsity), value.size - 1)]] = False
-    return kept.reshape(value.shape)
 
 
 def apply(masks: Iterable[Mask]) -> None:

@@ -1,15 +1,11 @@
 """prune: a smaller model without the channels, units and heads it needs least."""
 
-from collections.abc import Mapping
-
 import keras
-import numpy as np
 
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import graph_of
-from tfopt.compress.pruning.masking import apply, channel_masks, kernels, weight_masks
+from tfopt.compress.pruning.masking import apply, channel_masks
 from tfopt.compress.pruning.report import Pruned
-from tfopt.compress.pruning.schedule import PruningSchedule
 from tfopt.compress.pruning.selecting import Importance, choose, scorer
 from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import footprints
@@ -22,7 +18,6 @@ def prune(
     model: keras.Model,
     data: Data,
     sparsity: float = 0.5,
-    structured: bool = True,
     *,
     importance: Importance = "taylor",
 ) -> Pruned:
@@ -42,12 +37,10 @@ def prune(
     not carried over.
 
     Args:
-        model: Built and compiled, Functional or Sequential; any model that can be cloned if not `structured`.
+        model: Built and compiled, Functional or Sequential.
         data: A tf.data.Dataset of batches (x, y[, sample_weight]), or one such batch. The first 32 batches show what is
             important; both models are timed on the first and evaluated on all of them.
-        sparsity: The share to remove of each layer's channels and heads, or of each kernel's weights. Default: 0.5.
-        structured: Whether to cut channels and heads. If False, the smallest weights of each kernel become zero in a
-            model of the same size; TensorFlow computes with them as before, so no time is saved. Default: True.
+        sparsity: The share to remove of each layer's channels and heads. Default: 0.5.
         importance: "taylor": how much the loss of a batch changes without a channel, to first order, squared and summed
             over batches, so that smaller batches say more; or "norm": the size of the weights that produce it. Default:
             "taylor".
@@ -82,8 +75,6 @@ def prune(
     before = rebuilt(model)
     batch = trial_batch(before, data)
     require_same(model, before, batch, "a clone")
-    if not structured:
-        return _with_zeros(before, data, share)
     graph = graph_of(before)
     scores = scorer(graph, before, data, importance)()
     if not scores.any():
@@ -99,34 +90,8 @@ def prune(
     return Pruned(
         model=after,
         sparsity=share,
-        structured=True,
         kept=graph.channels(cut),
         left=graph.left,
         before=figures[0],
         after=figures[1],
     )
-
-
-def _with_zeros(before: keras.Model, data: Data, sparsity: float) -> Pruned:
-    after = rebuilt(before)
-    apply(weight_masks(after, sparsity))
-    figures = footprints((before, after), data)
-    return Pruned(
-        model=after,
-        sparsity=sparsity,
-        structured=False,
-        kept=_not_zero(after),
-        left={},
-        before=figures[0],
-        after=figures[1],
-        callback=PruningSchedule(data, sparsity, end_step=0, structured=False),
-    )
-
-
-def _not_zero(model: keras.Model) -> Mapping[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for kernel, path in kernels(model):
-        value = np.asarray(kernel)
-        kept, had = found.get(path, (0, 0))
-        found[path] = (kept + int(np.count_nonzero(value)), had + value.size)
-    return found

@@ -10,11 +10,6 @@ from tfopt.compress.versions.footprint import Footprint, compared
 from tfopt.measure import Comparison, compare
 from tfopt.text import Shown, aligned, described, percent, wrapped
 
-_NO_TIME_SAVED = (
-    "No time and no memory are saved: TensorFlow multiplies zeros like other numbers. A compressed file of the model "
-    "is smaller. Train it on with the callback, which keeps the zeros."
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Pruned(Shown):
@@ -24,17 +19,12 @@ class Pruned(Shown):
     """The smaller model, compiled like the original, with a fresh optimizer."""
     sparsity: float
     """The share that was to be removed."""
-    structured: bool
-    """Whether channels and heads were removed; if not, weights were set to zero."""
     kept: Mapping[str, tuple[int, int]]
-    """How many channels each layer, by path, keeps, and how many it had; heads are listed apart. If not `structured`,
-    these are weights."""
+    """How many channels each layer, by path, keeps, and how many it had; heads are listed apart."""
     left: Mapping[str, str]
     """Why nothing is cut of other layers, by path."""
     before: Footprint
     after: Footprint
-    callback: keras.callbacks.Callback | None = None
-    """Keeps zeros at zero through `fit`; None if `structured`."""
 
     @property
     def reached(self) -> float:
@@ -52,7 +42,6 @@ class Pruned(Shown):
         return {
             "sparsity": self.sparsity,
             "reached": self.reached,
-            "structured": self.structured,
             "kept": {path: list(counts) for path, counts in self.kept.items()},
             "left": dict(self.left),
             "before": self.before.to_dict(),
@@ -76,8 +65,6 @@ class Pruned(Shown):
 
     def _lead(self) -> str:
         layers = f"{len(self.kept)} layer{'s' * (len(self.kept) != 1)}"
-        if not self.structured:
-            return f"{percent(self.reached)} of the weights in {layers} are zero. {_NO_TIME_SAVED}"
         return (
             f"{percent(self.reached)} of the channels and heads of {layers} are cut. A training step is "
             f"{self.speedup}. Train it on, to regain what its quality lost."

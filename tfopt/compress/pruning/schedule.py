@@ -8,7 +8,7 @@ import numpy as np
 from tfopt import checks
 from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import Graph, graph_of
-from tfopt.compress.pruning.masking import Held, Mask, all_zero, apply, channel_masks, weight_masks
+from tfopt.compress.pruning.masking import Held, Mask, all_zero, apply, channel_masks
 from tfopt.compress.pruning.report import Pruned
 from tfopt.compress.pruning.selecting import Importance, by_norm, choose, scorer
 from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
@@ -30,11 +30,10 @@ class PruningSchedule(keras.callbacks.Callback):
 
     Args:
         data: As for `prune`.
-        sparsity: The share of each layer's channels and heads to remove, or of each kernel's weights.
+        sparsity: The share of each layer's channels and heads to remove.
         end_step: The step, counted over all training with this callback, from which the whole share is masked.
         begin_step: The step from which the masks grow. Default: 0.
         every_steps: Steps between two updates of the masks. Default: 100.
-        structured: Whether to mask channels and heads. If False, the smallest weights are masked. Default: True.
         importance: As for `prune`.
 
     Raises:
@@ -55,7 +54,6 @@ class PruningSchedule(keras.callbacks.Callback):
         end_step: int,
         begin_step: int = 0,
         every_steps: int = 100,
-        structured: bool = True,
         importance: Importance = "taylor",
     ):
         super().__init__()
@@ -65,9 +63,8 @@ class PruningSchedule(keras.callbacks.Callback):
         self._begin = checks.integer("begin_step", begin_step, "Pass a step.", least=0)
         self._end = checks.integer("end_step", end_step, "Pass a step, not before begin_step.", least=self._begin)
         self._every = checks.count("every_steps", every_steps, "Pass a number of steps.")
-        self._structured = structured
         self._importance = checked_importance(importance)
-        self._pruner: _Channels | _Weights | None = None
+        self._pruner: _Channels | None = None
         self._held: Held | None = None
         self._step, self._last_batch, self._rounds = 0, -1, -1
 
@@ -79,8 +76,7 @@ class PruningSchedule(keras.callbacks.Callback):
         if self._pruner is None or self._pruner.model is not self.model:
             require_single(self.model, "Prune")
             self._pruner = None
-            kind = _Channels if self._structured else _Weights
-            self._pruner = kind(self.model, self._data, self._importance)
+            self._pruner = _Channels(self.model, self._data, self._importance)
             self._step, self._rounds = 0, -1
         self._held = Held(self._pruner.masks)
         rebuild_step_function(self.model, "train_function")  # a step traced earlier has no masks
@@ -126,15 +122,13 @@ class PruningSchedule(keras.callbacks.Callback):
         """Returns the model without the masked channels and heads, which computes the same; both are measured.
 
         Raises:
-            ValueError: If the model was not trained with this callback yet, single weights are masked, or masked ones
-                have changed since.
+            ValueError: If the model was not trained with this callback yet, or masked weights have changed since.
             tfopt.errors.UnsupportedError: If a part of the model cannot be built again.
         """
-        if not isinstance(self._pruner, _Channels):
-            found = "no training yet" if self._structured else "structured=False, whose zeros lie anywhere"
+        if self._pruner is None:
             raise ValueError(
-                f"Expected channels that a training has masked. Found: {found}. Call fit with this callback, "
-                "structured=True, and then cut()."
+                "Expected channels that a training has masked. Found: no training yet. Call fit with this callback, "
+                "and then cut()."
             )
         if not all_zero(self._pruner.masks):
             raise ValueError(
@@ -199,28 +193,8 @@ class _Channels:
         return Pruned(
             model=model,
             sparsity=sparsity,
-            structured=True,
             kept=self._graph.channels(self.masked),
             left=self._graph.left,
             before=before,
             after=after,
         )
-
-
-class _Weights:
-    """Masks of single weights."""
-
-    def __init__(self, model: keras.Model, data: Any, importance: Importance):
-        self.model = model
-        self.masks: list[Mask] = weight_masks(model, 0.0)
-
-    @property
-    def masked(self) -> list[Any]:
-        return [mask.kept for mask in self.masks]
-
-    @masked.setter
-    def masked(self, kept: list[Any]) -> None:
-        self.masks = [Mask(mask.weight, one) for mask, one in zip(self.masks, kept, strict=True)]
-
-    def prune(self, sparsity: float) -> None:
-        self.masks = weight_masks(self.model, sparsity)  # zeros are the smallest, and so stay masked
