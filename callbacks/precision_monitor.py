@@ -4,7 +4,6 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -75,7 +74,6 @@ class PrecisionMonitor(Callback):
         data: One batch, (x, y[, sample_weight]), or a tf.data.Dataset whose first batch is read here. It must not be
             the very dataset given to `fit` if that shuffles: reading a shuffled dataset changes its next order.
         every_steps: Least number of steps between comparisons. Default 500.
-        clock: Seconds, monotonic.
 
     Raises:
         TypeError: If `data` is neither a dataset nor a batch, or `every_steps` not an integer.
@@ -90,11 +88,10 @@ class PrecisionMonitor(Callback):
         >>> print(monitor)
     """
 
-    def __init__(self, data: Any, *, every_steps: int = 500, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, data: Any, *, every_steps: int = 500):
         super().__init__()
         self._every_steps = integer("every_steps", every_steps, "Give a number of steps.", least=1)
         self._batch = one_batch(data)
-        self._clock = clock
         self._comparison: RepeatedComparison | None = None
         self._first: dict[str, float] = {}
         self._cost = self._spent = self._since = 0.0
@@ -111,7 +108,7 @@ class PrecisionMonitor(Callback):
         self.readings.clear()
         self._steps = self._before_epoch = self._logged = 0
         self._due = 1.0
-        self._spent, self._since = 0.0, self._clock()
+        self._spent, self._since = 0.0, time.perf_counter()
         self._warned = False
         strategy = self.model._distribute_strategy
         if strategy is not None and not isinstance(strategy, _STRATEGIES):
@@ -151,7 +148,7 @@ class PrecisionMonitor(Callback):
     @property
     def share(self) -> float:
         """Share of the time since the first comparison that the later ones took, 0 to 1."""
-        elapsed = self._clock() - self._since
+        elapsed = time.perf_counter() - self._since
         return self._spent / elapsed if elapsed > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,15 +175,15 @@ class PrecisionMonitor(Callback):
         return "\n".join([f"{head}.", *problems[:3], *aligned(rows, texts=0)])
 
     def _can_afford(self) -> bool:
-        return self._spent + self._cost <= LARGEST_SHARE * (self._clock() - self._since)
+        return self._spent + self._cost <= LARGEST_SHARE * (time.perf_counter() - self._since)
 
     def _compare(self) -> None:
         steps_trained(self.model)  # waits for launched steps, whose time is not the comparison's
-        started = self._clock()
+        started = time.perf_counter()
         try:
             traced = self._trace()
             if traced:
-                started = self._clock()  # the run after tracing shows what one costs
+                started = time.perf_counter()  # the run after tracing shows what one costs
             found = self._comparison() if self._comparison else None
         except NotFiniteError as error:
             where = f", from {error.args[0]!r} on" if error.args[0] else ""
@@ -201,11 +198,11 @@ class PrecisionMonitor(Callback):
                 "PrecisionMonitor stops; training goes on. tfopt.precision.check(model, batch, {}) says more.",
             )
             return
-        seconds = self._clock() - started
+        seconds = time.perf_counter() - started
         # Not only the last one's, which may have been quick by chance.
         self._cost = seconds if traced else max(seconds, 0.9 * self._cost)
         if traced:
-            self._spent, self._since = 0.0, self._clock()
+            self._spent, self._since = 0.0, time.perf_counter()
         else:
             self._spent += seconds
         if found is not None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,6 @@ class PrometheusExporter(Callback):
         host: The address to listen on. Default: only this machine can connect; "0.0.0.0": anyone can.
         interval_seconds: Shortest time between two writes of the file. Default 15, the scrape interval in Prometheus'
             example configuration.
-        clock: Seconds, monotonic.
 
     Raises:
         ValueError: If not exactly one of `textfile` and `port` is given, the file does not end in ".prom", or the port
@@ -70,7 +69,6 @@ class PrometheusExporter(Callback):
         port: int | None = None,
         host: str = "127.0.0.1",
         interval_seconds: float = 15.0,
-        clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
         if importlib.util.find_spec("prometheus_client") is None:
@@ -89,7 +87,6 @@ class PrometheusExporter(Callback):
             raise TypeError(f'Expected host to be an address. Received: {host!r}. Use "127.0.0.1".')
         self._host = host
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
-        self._clock = clock
         self._ending = contextlib.ExitStack()
         self._outlet: _Textfile | _Server | None = None
         self._throughput: ThroughputLogger | None = None
@@ -104,10 +101,10 @@ class PrometheusExporter(Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the port, or begins the file."""
         self._end()  # if an exception ended the previous fit
-        self._exported = Exported(begin_run(self), progress=Progress(self._clock))
+        self._exported = Exported(begin_run(self), progress=Progress())
         self._before, self._most = 0, most_steps(self)
         if self._textfile is not None:
-            self._outlet = _Textfile(self._textfile, self._exported, self._interval_seconds, self._clock)
+            self._outlet = _Textfile(self._textfile, self._exported, self._interval_seconds)
         elif self._port is not None:
             self._outlet = _serve(self._host, self._port, self._exported)
         if self._outlet is None:
@@ -177,16 +174,15 @@ def _registry(exported: Exported) -> "CollectorRegistry":
 class _Textfile:
     """Writes the metrics to a file at intervals."""
 
-    def __init__(self, path: Path, exported: Exported, interval_seconds: float, clock: Callable[[], float]):
+    def __init__(self, path: Path, exported: Exported, interval_seconds: float):
         self._path, self._exported, self._registry = path, exported, _registry(exported)
         self._interval_seconds = interval_seconds
-        self._clock = clock
         self._written = -math.inf
         self._background = Background("textfile", self._write)
 
     def refresh(self) -> None:
         """Queues a write if one is due."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._written >= self._interval_seconds:
             self._written = now
             self._background.put("readings")

@@ -4,7 +4,7 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +46,6 @@ class ReportWriter(Callback):
     Args:
         path: The page, such as "report.html". Its folder is created if missing. With several workers (TF_CONFIG) each
             writes its own, "report-worker1.html".
-        clock: Seconds, monotonic.
 
     Raises:
         TypeError: If `path` is not a path.
@@ -57,11 +56,10 @@ class ReportWriter(Callback):
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.ReportWriter("report.html")])
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, path: str | os.PathLike[str]):
         super().__init__()
         self._path = file("path", path, "Name a file, such as 'report.html'.")
         require_renderer()
-        self._clock = clock
         self._recorder: Recorder | None = None
         self._background: Background | None = None
         self._page_writer: _PageWriter | None = None
@@ -81,13 +79,13 @@ class ReportWriter(Callback):
         self._run = begin_run(self)
         setup, replicas = _setup(self.model), replicas_of(self.model)
         name = getattr(self.model, "name", "a model")
-        recorder = Recorder(name, throughput, compilations, self._clock, setup, replicas)
+        recorder = Recorder(name, throughput, compilations, setup, replicas)
         self._recorder, self._logs, self._earlier_logs = recorder, None, None
         path = self._path.with_name(f"{worker_rank().file_name(self._path.stem)}{self._path.suffix}")
         self._page_writer = _PageWriter(path, recorder)
         self._background = Background("report", self._page_writer)
         self._background.put("begun")
-        self._written_at = self._clock()
+        self._written_at = time.monotonic()
         end_with_fit(self, functools.partial(_end_interrupted, self._background))
         subscribe(self, {UtilizationLogger: recorder.take_samples, ThroughputLogger: self._take_steps}, self._ending)
         for other in others:
@@ -139,7 +137,7 @@ class ReportWriter(Callback):
 
     def _write_if_due(self) -> None:
         # Only the training thread asks, so that no page shows the idle GPU after an interruption.
-        now = self._clock()
+        now = time.monotonic()
         if self._background is not None and now - self._written_at >= _EVERY_SECONDS:
             self._written_at = now
             self._background.put("running")

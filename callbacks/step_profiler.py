@@ -4,7 +4,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ class StepProfiler(Callback):
             no step starts a trace.
         steps: Steps in a trace. Default 10, which may take 100 MB if steps are large.
         start_after_seconds: Time from the beginning of fit to a trace. Default None: never.
-        clock: Seconds, monotonic.
 
     Raises:
         TypeError: If `log_dir` is not a path, `start_step` or `steps` not an integer, or `start_after_seconds` not a
@@ -55,7 +53,6 @@ class StepProfiler(Callback):
         steps: int = 10,
         *,
         start_after_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
         self._log_dir = folder("log_dir", log_dir, "Name a folder for the trace.")
@@ -67,7 +64,6 @@ class StepProfiler(Callback):
                 "start_after_seconds", start_after_seconds, "Give seconds, or None.", least=0
             )
         self._steps = integer("steps", steps, "Give a number of steps.", least=1)
-        self._clock = clock
         self._requested = False
         self._trace: Trace | None = None
         self._mark: StepMark | None = None
@@ -119,7 +115,7 @@ class StepProfiler(Callback):
         if self._start_step is not None:
             self._at_step = self._start_step - self._steps_per_execution + 1  # the execution it belongs to
         if self._start_after_seconds is not None:
-            self._at_seconds = self._clock() + self._start_after_seconds
+            self._at_seconds = time.monotonic() + self._start_after_seconds
         if min(self._at_step, self._at_seconds) < math.inf:
             warm_up()
 
@@ -131,7 +127,7 @@ class StepProfiler(Callback):
         """Begins a trace if one is due, and marks the step if one is recorded."""
         step = self._before + batch
         if self._left == 0:
-            if step < self._at_step and not self._requested and self._clock() < self._at_seconds:
+            if step < self._at_step and not self._requested and time.monotonic() < self._at_seconds:
                 return
             self._begin(step)
         if self._left:
@@ -163,7 +159,7 @@ class StepProfiler(Callback):
         self._requested = False
         if step >= self._at_step:
             self._at_step = math.inf
-        if self._clock() >= self._at_seconds:
+        if time.monotonic() >= self._at_seconds:
             self._at_seconds = math.inf
         self._trace = start_trace(self._log_dir, self.traces)
         if self._trace is not None:

@@ -4,7 +4,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -61,7 +61,6 @@ class ThroughputLogger(Callback):
             the graph of the step that `fit` has traced. What cannot be counted is named once, and no FLOPs are logged.
         peak_tflops: What one device can do, in 10¹² FLOPs per second; `tfopt.measure.matmul_tflops` measures it.
             Default None: NVIDIA's figure for this GPU and the dtype of most FLOPs.
-        clock: Seconds, monotonic.
 
     Raises:
         ValueError: If a format is unknown, `window_steps` is below 1, another number is not above 0, or `log_dir`
@@ -86,7 +85,6 @@ class ThroughputLogger(Callback):
         tokens_per_example: float | None = None,
         flops_per_example: float | None = None,
         peak_tflops: float | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
         self._log_dir = log_folder(log_dir)
@@ -97,7 +95,6 @@ class ThroughputLogger(Callback):
         self._tokens_per_example = _positive("tokens_per_example", tokens_per_example)
         self._given_flops = _positive("flops_per_example", flops_per_example)
         self._given_peak = _positive("peak_tflops", peak_tflops)
-        self._clock = clock
         self._in_fit = self._in_epoch = False
         self._writer: BackgroundRows | None = None
         self._rest: list[dict[str, Any]] = []  # the row to write if the fit ended now
@@ -171,7 +168,7 @@ class ThroughputLogger(Callback):
         self._trained = max(self._trained + self._done, steps_trained(self.model))
         self._done = 0
         self._start_group()
-        self._last = self._reported_at = self._clock()
+        self._last = self._reported_at = time.perf_counter()
         if self._ended_at is not None:
             self._left.end_seconds += self._last - self._ended_at  # spent in later callbacks
 
@@ -185,7 +182,7 @@ class ThroughputLogger(Callback):
             self.batch_size = self._examples.batch_size
             if not self.batch_size:
                 _warn_of_no_examples(self.model)
-        now = self._clock()
+        now = time.perf_counter()
         self._uncounted.append((batch, now))
         if len(self._uncounted) >= self._countable or now - self._reported_at >= _CALL_LISTENERS_EVERY_SECONDS:
             self._count()
@@ -251,7 +248,7 @@ class ThroughputLogger(Callback):
         """Adds the epoch's figures to the logs."""
         if not self._in_epoch:
             return
-        self._ended_at = self._clock()
+        self._ended_at = time.perf_counter()
         self._end_steps(self._ended_at)
         wait_percent = self._input.end_epoch()
         self._in_epoch = False
@@ -267,10 +264,10 @@ class ThroughputLogger(Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes the last row and closes the files."""
         if self._in_epoch:  # a loop that does not say when epochs end
-            self._end_steps(self._clock())
+            self._end_steps(time.perf_counter())
             self._report()
         if self._in_fit and self._unwritten.steps:
-            self._ago = self._clock() - self._last
+            self._ago = time.perf_counter() - self._last
             self._write()
         self._close()
         self._in_fit = self._in_epoch = False

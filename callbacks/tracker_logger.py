@@ -35,7 +35,6 @@ class TrackerLogger(Callback):
         tracker: Its `log` is called as `log(values, step=step)`, in its own thread; as `log(values)`, with the step
             among the values, if it has a method `define_metric`. While it hangs, 64 logs wait and the rest are dropped.
         interval_seconds: Time between readings. Default 10, which a week of training turns into 60,000 points.
-        clock: Seconds, monotonic.
 
     Raises:
         TypeError: If the tracker has no method `log`, or the interval is not a number.
@@ -46,7 +45,7 @@ class TrackerLogger(Callback):
         >>> model.fit(dataset, callbacks=[tfopt.callbacks.TrackerLogger(run)])
     """
 
-    def __init__(self, tracker: Any, *, interval_seconds: float = 10.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, tracker: Any, *, interval_seconds: float = 10.0):
         super().__init__()
         if not callable(getattr(tracker, "log", None)):
             raise TypeError(
@@ -55,7 +54,6 @@ class TrackerLogger(Callback):
             )
         self._tracker = tracker
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
-        self._clock = clock
         self._step = self._before = 0
         self._most = sys.maxsize
         self._ending = ExitStack()
@@ -70,7 +68,7 @@ class TrackerLogger(Callback):
         self.dropped = 0
         self._begun = False
         self._before, self._most = self._step, most_steps(self)
-        self._means, self._spans = _Means(self._clock()), SampleSpans()
+        self._means, self._spans = _Means(time.monotonic()), SampleSpans()
         background = self._background = Background("tracker", _ordered_log(self._tracker), most=_QUEUED)
         end_with_fit(self, background.close)
         self._ending.callback(self._close, background)
@@ -103,7 +101,7 @@ class TrackerLogger(Callback):
 
     def _close(self, background: Background) -> None:
         if self._means is not None:
-            self._send(self._means.since(self._clock(), 0.0))
+            self._send(self._means.since(time.monotonic(), 0.0))
         background.close()
         self.dropped = background.dropped
 
@@ -122,7 +120,7 @@ class TrackerLogger(Callback):
         means = self._means
         if means is not None:
             means.add(readings)
-            self._send(means.since(self._clock(), self._interval_seconds))
+            self._send(means.since(time.monotonic(), self._interval_seconds))
 
     def _send(self, values: Mapping[str, float]) -> None:
         background = self._background

@@ -67,7 +67,6 @@ class TrainingCheckpoint(Callback):
             checkpoints in the folder are removed when its first one is safe.
         signals: Names of the signals that save and exit. Default: ("SIGTERM",).
         on_error: "warn" to continue if a checkpoint cannot be saved, "raise" to stop. Default: "warn".
-        clock: Seconds, monotonic.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -96,7 +95,6 @@ class TrainingCheckpoint(Callback):
         resume: bool = True,
         signals: Iterable[str] = ("SIGTERM",),
         on_error: Literal["warn", "raise"] = "warn",
-        clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
         self._folder = checks.folder("folder", folder, "Name a folder for the checkpoints.")
@@ -113,7 +111,6 @@ class TrainingCheckpoint(Callback):
             raise unknown_name("value of on_error", on_error, ("warn", "raise"))
         self._resume, self._on_error = resume, on_error
         self._signals = Signals(checked_signals(signals))
-        self._clock = clock
         self._first = _BeforeOthers(self._keep_callbacks)
         self._training: Training | None = None
         self._saver: Saver | None = None
@@ -164,7 +161,7 @@ class TrainingCheckpoint(Callback):
                 self.model.__dict__[RESUMED] = found.step - found.metadata["batch"]
                 self._go_on(training)
             undo.pop_all()
-        self._saved_at, self._saved_step = self._clock(), training.step
+        self._saved_at, self._saved_step = time.monotonic(), training.step
         share_sigterm()  # before install: the thread that ends fits may see a signal late, when this handler is gone
         self._signals.install()
 
@@ -205,7 +202,7 @@ class TrainingCheckpoint(Callback):
         if training is None:
             return
         training.end_step(batch + 1, logs or {})
-        leaves, late = self._processes.agree(training.step, self._clock(), *self._wishes())
+        leaves, late = self._processes.agree(training.step, time.monotonic(), *self._wishes())
         every = self._every_steps
         due = late or (every is not None and training.step // every > self._saved_step // every)
         if leaves:
@@ -219,7 +216,7 @@ class TrainingCheckpoint(Callback):
 
     def _wishes(self) -> tuple[bool, bool]:
         """Whether this process wants to leave, and whether the time for the next checkpoint has come."""
-        late = self._every_seconds is not None and self._clock() - self._saved_at >= self._every_seconds
+        late = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
         return self._signals.received is not None, late and self._processes.is_chief
 
     def _keep_callbacks(self) -> None:
@@ -313,7 +310,7 @@ class TrainingCheckpoint(Callback):
         state = training.save(logs, in_epoch=in_epoch)
         if self._saver:
             self._saver.put(training.step, *state)
-        self._saved_at, self._saved_step = self._clock(), training.step
+        self._saved_at, self._saved_step = time.monotonic(), training.step
 
     def _leave(self, training: Training, logs: Mapping[str, Any], *, in_epoch: bool) -> None:
         """Saves, then exits as the signal asked. With `on_error="raise"`, a failed save raises instead."""

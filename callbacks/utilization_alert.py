@@ -76,7 +76,6 @@ class UtilizationAlert(Callback):
         for_seconds: How long without a break. Default 60, longer than most validations and checkpoints.
         action: "warn" logs a warning (logger "tfopt"); "stop" also ends the training after the current step. A function
             is called with the `Alert` in its own thread.
-        clock: Seconds, monotonic.
 
     Raises:
         ValueError: If the metric or action is unknown, there is not exactly one bound, or the time is not above 0.
@@ -95,8 +94,6 @@ class UtilizationAlert(Callback):
         above: float | None = None,
         for_seconds: float = 60.0,
         action: str | Callable[[Alert], object] = "warn",
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
         if metric not in _METRICS:
@@ -107,9 +104,8 @@ class UtilizationAlert(Callback):
         self._bound = make_bound(metric, below, above)
         self._for_seconds = number("for_seconds", for_seconds, "Give seconds.", above=0)
         self._action = action
-        self._clock = clock
         self._ending = ExitStack()
-        self._progress = Progress(clock)
+        self._progress = Progress()
         self._background: Background | None = None
         self._throughput: ThroughputLogger | None = None
         self._lock: threading.Lock | None = None  # of a fit, so that the callback can be copied
@@ -123,7 +119,7 @@ class UtilizationAlert(Callback):
         self._end()  # if an exception ended the previous fit
         self.alerts = ()
         self._known = False
-        self._progress = Progress(self._clock)
+        self._progress = Progress()
         self._lock = threading.Lock()
         self._pace: Mapping[str, Any] = {}  # ThroughputLogger's last figures
         self._unknown_since: float | None = None
@@ -199,7 +195,7 @@ class UtilizationAlert(Callback):
         progress, throughput = self._progress, self._throughput
         if progress.stepped_at is None or throughput is None or progress.phase != "training":
             return
-        seconds, steps = self._clock() - progress.step_began_at, getattr(self.model, "steps_per_execution", 1)
+        seconds, steps = time.monotonic() - progress.step_began_at, getattr(self.model, "steps_per_execution", 1)
         pace: float | None = None
         if self._metric.startswith("step_time"):
             pace = 1000 * seconds / steps  # at least
@@ -215,7 +211,7 @@ class UtilizationAlert(Callback):
         lock, background = self._lock, self._background
         if lock is None or background is None or background.closed:
             return
-        now = self._clock()
+        now = time.monotonic()
         with lock:  # the training and the sampler's thread both judge a pace
             if self._progress.stepped_at is None:
                 self._start = self._means.moment()
@@ -278,7 +274,7 @@ class UtilizationAlert(Callback):
         """How long no step has ended, if unusually long, and what fit is doing."""
         progress, asked = self._progress, self._metric == SECONDS_SINCE_STEP
         without = progress.seconds_since_step
-        stalled = without if asked or progress.stepped_at is None else self._clock() - progress.stepped_at
+        stalled = without if asked or progress.stepped_at is None else time.monotonic() - progress.stepped_at
         if not asked and stalled < self._for_seconds / 2:
             return None, progress.phase, None
         if not asked and without < self._for_seconds / 2:  # the steps of validation end

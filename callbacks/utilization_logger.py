@@ -70,7 +70,6 @@ class UtilizationLogger(Callback):
         interval_seconds: Time between samples. Default 1.
         formats: Which files: "csv", "jsonl", "tensorboard".
         show: Which of the epoch's figures the progress bar prints. None: all.
-        clock: Seconds, monotonic.
 
     Raises:
         ValueError: If a format is unknown, the interval is not above 0, or `log_dir` cannot be a folder.
@@ -88,14 +87,12 @@ class UtilizationLogger(Callback):
         formats: Sequence[str] = ("csv", "jsonl"),
         *,
         show: Collection[str] | None = ("gpu_utilization_percent", "gpu_memory_peak_mib"),
-        clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
         self._show = check_shown(show, _LOGGED)
         self._log_dir = log_folder(log_dir)
         self._formats = check_formats(formats)
         self._interval_seconds = number("interval_seconds", interval_seconds, "Give seconds.", above=0)
-        self._clock = clock
         # Each fit creates its threads and locks, so that the callback can be copied.
         self._end: Callable[[], None] | None = None
         self._first_step = self._step = 0
@@ -108,8 +105,8 @@ class UtilizationLogger(Callback):
         """Starts sampling."""
         warn_of_earlier_loggers(self)
         self._stop()  # if an exception ended the previous fit
-        self._readings = EpochReadings(self._clock)
-        self._host = HostMeter(self._clock)
+        self._readings = EpochReadings()
+        self._host = HostMeter()
         self._host.read()
         self._host_rates: dict[str, float] = {}
         self._examples = EpochExamples(self.model)
@@ -122,7 +119,7 @@ class UtilizationLogger(Callback):
             self._writer = BackgroundRows(self._log_dir, "utilization", self._formats, _COLUMNS)
             worker = worker_rank()
             self._summaries = WorkerSummaries(self._log_dir, worker) if worker.task in worker.tasks else None
-        sampler = GpuSampler(self._interval_seconds, keep=1, on_sample=_weakly(self), clock=self._clock)
+        sampler = GpuSampler(self._interval_seconds, keep=1, on_sample=_weakly(self))
         self._end = functools.partial(_close, sampler, self._writer, self._summaries)
         end_with_fit(self, self._end)
         self._sampling_since = self._run.elapsed_seconds
@@ -236,21 +233,20 @@ def _weakly(logger: UtilizationLogger) -> Callable[[Sequence[GpuSample]], None]:
 class EpochReadings:
     """Sums up an epoch's readings without keeping them. One thread adds while another takes the figures."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[float, float, float]] = {}  # integral over time, its seconds, and the maximum
         self._last: dict[str, tuple[float, float, float]] = {}
         self._spans = SampleSpans()
         self._powers: dict[str, MeanPower] = {}
         self._throttling = Throttling()
-        self._began = clock()
+        self._began = time.monotonic()
 
     def start(self) -> None:
         """Begins an epoch. Until it has a reading, the last one stands."""
         with self._lock:
             self._seen = {}
-            self._began = self._clock()
+            self._began = time.monotonic()
             for power in self._powers.values():
                 power.start()
 
@@ -280,7 +276,7 @@ class EpochReadings:
             figures = {name: total / span for name, (total, span, _) in sums.items()}
             figures |= {peak: sums[name][2] for peak, name in _PEAKS.items() if name in sums}
             watts = [power.watts() for power in self._powers.values()]
-            seconds = self._clock() - self._began
+            seconds = time.monotonic() - self._began
         known = [value for value in watts if value is not None]
         if known and len(known) == len(watts):
             figures["gpu_energy_joules"] = sum(known) * seconds

@@ -7,11 +7,13 @@ import keras
 import pytest
 import tensorflow as tf
 from by_file import ByFile
+from clock import set_clock
 from hypothesis import HealthCheck, settings
 
 from tfopt import repairs
 from tfopt.distribute import strategies
 
+__all__ = ["set_clock"]
 ROOT = Path(__file__).parents[1]
 
 # A job in the background of a shell ignores these, and so would all processes that a test starts and interrupts.

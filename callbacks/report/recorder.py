@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfopt.callbacks.report.learning_curves import Epoch, is_quality
@@ -39,11 +40,10 @@ class Recorder:
         name: str,
         throughput: Any,  # the ThroughputLogger in fit's list
         compilations: Any,  # the CompilationLogger in fit's list, if any
-        clock: Callable[[], float],
         setup: Sequence[str] = (),
         replicas: Replicas | None = None,
     ):
-        self._name, self._throughput, self._compilations, self._clock = name, throughput, compilations, clock
+        self._name, self._throughput, self._compilations = name, throughput, compilations
         self._setup, self._replicas = setup, replicas
         self._lock = threading.Lock()  # held for a millisecond at most
         self._timeline, self._learning = Timeline(), Timeline()
@@ -57,12 +57,12 @@ class Recorder:
         self._compiled = 0
         self._seen = 0.0  # when the training last made progress
         self._ended: float | None = None
-        self._began = clock()
+        self._began = time.monotonic()
 
     @property
     def now(self) -> float:
         """Seconds since the training began."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     def take_samples(self, rows: tuple[GpuSample, ...]) -> None:
         """Adds a sample of the GPUs and the host."""

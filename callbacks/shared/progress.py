@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -27,10 +26,9 @@ class Progress:
     A callback makes one in `on_train_begin` and tells it of the hooks that Keras calls.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._moved_at = clock()
+        self._moved_at = time.monotonic()
         self.stepped_at: float | None = None
         """When the last training step ended; None before the first."""
         self.step_began_at = self._moved_at
@@ -44,11 +42,11 @@ class Progress:
         """Notes that an epoch begins; `last_batch` is its last one's number from 0, or negative if unknown."""
         self._batches_before += self._batch + 1
         self._batch, self._last_batch, self.phase = -1, last_batch, "training"
-        self.step_began_at = self._clock()
+        self.step_began_at = time.monotonic()
 
     def end_step(self, batch: int) -> None:
         """Notes that a training step has ended."""
-        self._moved_at = self.stepped_at = self.step_began_at = self._clock()
+        self._moved_at = self.stepped_at = self.step_began_at = time.monotonic()
         self._batch = batch
         # Keras counts the last execution of several steps as whole.
         self.phase = "between epochs" if batch >= self._last_batch >= 0 else "training"
@@ -58,12 +56,12 @@ class Progress:
 
         Call it from `on_test_batch_begin`: a callback with `on_test_batch_end` makes Keras wait for each step's loss.
         """
-        self._moved_at = self._clock()
+        self._moved_at = time.monotonic()
 
     @property
     def seconds_since_step(self) -> float:
         """Seconds since a step of training or validation ended; before the first, since `fit` began."""
-        return self._clock() - self._moved_at
+        return time.monotonic() - self._moved_at
 
     def standstill(self) -> tuple[str, str | None]:
         """Returns what fit is doing, a key of `tfopt.causes.alert_causes.NO_STEPS`, and the callback it is in.

@@ -5,7 +5,6 @@ import secrets
 import socket
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,23 +17,18 @@ COORDINATES = ("run", "host", "pid", "rank", "epoch", "step", "time_seconds", "e
 
 
 class Run:
-    """One `fit` in one process. All callbacks in fit's list share it, so that their files join.
+    """One `fit` in one process. All callbacks in fit's list share it, so that their files join."""
 
-    Args:
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self) -> None:
         self.id = secrets.token_hex(4)  # not `random`, whose seed is the user's
         self.rank = worker_rank().rank
         self._process = {"run": self.id, "host": socket.gethostname(), "pid": os.getpid(), "rank": self.rank}
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds since the first callback began, unaffected by clock changes."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     def coordinates(self, *, epoch: int | None, step: int, ago: float = 0.0) -> dict[str, Any]:
         """Returns the value of each coordinate.

@@ -6,8 +6,10 @@ from tfopt.hardware import GpuSample
 
 
 @pytest.fixture
-def clock():
-    return Clock(0.0)
+def clock(set_clock):
+    clock = Clock(0.0)
+    set_clock(clock, EpochReadings)
+    return clock
 
 
 def row(elapsed=0.0, index=0, **fields):
@@ -15,7 +17,7 @@ def row(elapsed=0.0, index=0, **fields):
 
 
 def test_means_are_over_readings_and_gpus(clock):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.start()
     readings.add([row(sm_active_percent=10.0), row(index=1, sm_active_percent=20.0)])
     readings.add([row(sm_active_percent=30.0), row(index=1)])
@@ -23,7 +25,7 @@ def test_means_are_over_readings_and_gpus(clock):
 
 
 def test_a_late_sample_counts_for_all_the_time_since_the_previous_one(clock):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.start()
     for elapsed, percent in ((1.0, 0.0), (2.0, 0.0), (10.0, 100.0)):
         gpus = [row(elapsed, index, sm_active_percent=percent + index) for index in (0, 1)]
@@ -36,7 +38,7 @@ def test_a_late_sample_counts_for_all_the_time_since_the_previous_one(clock):
 
 
 def test_the_peak_is_of_one_gpu(clock):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.start()
     for used in (1000.0, 9000.0, 2000.0):
         readings.add([row(gpu_memory_used_mib=used), row(index=1, gpu_memory_used_mib=500.0)])
@@ -57,7 +59,7 @@ def test_the_peak_is_of_one_gpu(clock):
     ],
 )
 def test_throttled_is_the_share_of_readings_with_a_reason_that_slows(clock, reasons, percent):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.start()
     for one in reasons:
         readings.add([row(throttle_reasons=one)])
@@ -65,7 +67,7 @@ def test_throttled_is_the_share_of_readings_with_a_reason_that_slows(clock, reas
 
 
 def test_energy_is_mean_power_times_the_epochs_duration(clock):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.add([row(0.5, gpu_energy_joules=1000.0), row(0.5, 1, gpu_power_watts=100.0)])
     clock.now = 1.0
     readings.start()
@@ -76,7 +78,7 @@ def test_energy_is_mean_power_times_the_epochs_duration(clock):
 
 @pytest.mark.parametrize("last", [{"gpu_energy_joules": 1.0}, {}])
 def test_energy_is_absent_where_one_gpus_is_unknown(clock, last):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.start()
     readings.add([row(gpu_energy_joules=100.0), row(0.0, 1, gpu_energy_joules=100.0)])
     readings.add([row(1.0, gpu_energy_joules=200.0), row(1.0, 1, **last)])
@@ -85,13 +87,13 @@ def test_energy_is_absent_where_one_gpus_is_unknown(clock, last):
 
 
 def test_what_is_not_finite_or_unknown_is_left_out(clock):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     assert readings.values() == {}
     readings.add([row(gpu_power_watts=None, sm_active_percent=float("nan"), dram_active_percent=float("inf"))])
     assert readings.values() == {}
 
 
 def test_the_host_alone_has_no_energy(clock):
-    readings = EpochReadings(clock)
+    readings = EpochReadings()
     readings.add([GpuSample(0.0, 0.0, host_cpu_percent=50.0, disk_read_mib_per_second=2.0)])
     assert readings.values() == {"host_cpu_percent": 50.0, "disk_read_mib_per_second": 2.0}

@@ -9,6 +9,7 @@ from clock import Clock
 from versions import since_tensorflow
 
 from tfopt import callbacks as ours
+from tfopt.callbacks.report.recorder import Recorder
 from tfopt.warn import forget_warnings
 
 X = np.ones((8, 4), "float32")
@@ -97,11 +98,12 @@ def test_a_monitor_without_a_model_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_the_pace_of_a_loop(net, tmp_path, announced):
+def test_the_pace_of_a_loop(net, tmp_path, announced, set_clock):
     """Steps of 2 s; the first one takes a minute, and the optimizer counts them."""
     clock = Clock(0.0)
+    set_clock(clock, ours.ThroughputLogger)
     logger = ours.ThroughputLogger(
-        tmp_path, 3, examples_per_step=48, tokens_per_example=512, flops_per_example=1e12, peak_tflops=96, clock=clock
+        tmp_path, 3, examples_per_step=48, tokens_per_example=512, flops_per_example=1e12, peak_tflops=96
     )
     callbacks = keras.callbacks.CallbackList([logger], model=net, add_history=True)
     if announced:
@@ -125,10 +127,11 @@ def test_the_pace_of_a_loop(net, tmp_path, announced):
     assert logger.first_step_seconds == (60.0 if announced else None)
 
 
-def test_the_page_of_a_loop_without_epochs_judges_it(net, tmp_path):
+def test_the_page_of_a_loop_without_epochs_judges_it(net, tmp_path, set_clock):
     clock = Clock(0.0)
-    throughput = ours.ThroughputLogger(examples_per_step=8, clock=clock)
-    page = ours.ReportWriter(tmp_path / "report.html", clock=clock)
+    set_clock(clock, ours.ThroughputLogger, ours.ReportWriter, Recorder)
+    throughput = ours.ThroughputLogger(examples_per_step=8)
+    page = ours.ReportWriter(tmp_path / "report.html")
     callbacks = keras.callbacks.CallbackList([throughput, page], model=net)
     callbacks.on_train_begin()
     for step in range(5):

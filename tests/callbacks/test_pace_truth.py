@@ -40,10 +40,11 @@ class Gaps(InputWait):
 class Loop:
     """Runs steps that each wait for their batch and then work, on a clock of its own."""
 
-    def __init__(self, monkeypatch, folder=None, **options):
+    def __init__(self, monkeypatch, set_clock, folder=None, **options):
         monkeypatch.setattr("tfopt.callbacks.throughput_logger.takes_one_batch_per_step", lambda model: True)
         self.clock = Clock(0.0)
-        self.logger = ThroughputLogger(folder, examples_per_step=BATCH, clock=self.clock, **options)
+        set_clock(self.clock, ThroughputLogger, Recorder)
+        self.logger = ThroughputLogger(folder, examples_per_step=BATCH, **options)
         self.gaps = self.logger._input = Gaps()
         self.logger.listeners.add(self.take)
         self.told, self.at = [], []
@@ -81,9 +82,9 @@ def stalled(count, stalls, seed=0):
     return [(6.0 if number in stalls else 0.001, float(seconds)) for number, seconds in enumerate(work)]
 
 
-def test_rows_epochs_and_means_of_a_training_with_stalls(monkeypatch, tmp_path):
-    loop = Loop(monkeypatch, tmp_path, window_steps=40)
-    page = Recorder("net", loop.logger, None, loop.clock)
+def test_rows_epochs_and_means_of_a_training_with_stalls(monkeypatch, tmp_path, set_clock):
+    loop = Loop(monkeypatch, set_clock, tmp_path, window_steps=40)
+    page = Recorder("net", loop.logger, None)
     epochs = [stalled(301, {100, 160, 161, 299}), stalled(300, {0, 250}, seed=1)]
     loop.logger.on_train_begin()
     for number, steps in enumerate(epochs):
@@ -120,15 +121,15 @@ def test_rows_epochs_and_means_of_a_training_with_stalls(monkeypatch, tmp_path):
     assert series["input_wait_percent"][None].mean() == pytest.approx(wait, abs=0.2)
 
 
-def test_a_window_of_one_long_step_has_its_wait(monkeypatch):
-    loop = Loop(monkeypatch)
+def test_a_window_of_one_long_step_has_its_wait(monkeypatch, set_clock):
+    loop = Loop(monkeypatch, set_clock)
     loop.logger.on_train_begin()
     loop.epoch(0, [(1.0, 1.0)] * 2 + [(0.0, 2.0), (6.0, 2.0), (0.0, 2.0), (0.0, 2.0)])
     assert [row["input_wait_percent"] for row in loop.told] == [pytest.approx(wait) for wait in (50, 0, 75, 0)] + [None]
 
 
-def test_rows_also_come_by_time_and_what_is_left_is_written_however_the_fit_ends(monkeypatch, tmp_path):
-    loop = Loop(monkeypatch, tmp_path, window_steps=1000)
+def test_rows_also_come_by_time_and_what_is_left_is_written_however_the_fit_ends(monkeypatch, tmp_path, set_clock):
+    loop = Loop(monkeypatch, set_clock, tmp_path, window_steps=1000)
     loop.logger.on_train_begin()
     loop.logger.on_epoch_begin(0)
     for number in range(30):  # of 10 s

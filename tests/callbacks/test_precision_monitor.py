@@ -26,9 +26,14 @@ X = _random.normal(0, 0.3, size=(64, 8)).astype("float32")
 Y = (X.sum(1) > 0).astype("int32")
 
 
+@pytest.fixture(autouse=True)
+def _no_time_passes(set_clock):
+    """A monitor has as much time as it wants."""
+    set_clock(lambda: 0.0, PrecisionMonitor)
+
+
 def always(**options):
-    """A monitor with as much time as it wants."""
-    return PrecisionMonitor((X, Y), **{"every_steps": 1, "clock": lambda: 0.0} | options)
+    return PrecisionMonitor((X, Y), **{"every_steps": 1} | options)
 
 
 def net(*first, policy="mixed_bfloat16", **compile_options):
@@ -208,7 +213,7 @@ def test_training_stays_the_same(case):
     """Shuffled data, three epochs of a full and a smaller batch, with a comparison after each step."""
     make, options = CASES[case]
     found, readings = [], []
-    for monitors in ([], [PrecisionMonitor(batch(8, seed=1), every_steps=1, clock=lambda: 0.0)]):
+    for monitors in ([], [PrecisionMonitor(batch(8, seed=1), every_steps=1)]):
         model = make()
         keras.utils.set_random_seed(5)
         with summed_in_one_order():
@@ -222,16 +227,19 @@ def test_training_stays_the_same(case):
 
 
 TWO_REPLICAS = """
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from models import assert_same_state, batch, small_net, state
-from tfopt.callbacks import PrecisionMonitor
+from tfopt.callbacks import PrecisionMonitor, precision_monitor
 
+precision_monitor.time = SimpleNamespace(perf_counter=lambda: 0.0)
 found = []
-for monitors in ([], [PrecisionMonitor(batch(8, seed=1), every_steps=1, clock=lambda: 0.0)]):
+for monitors in ([], [PrecisionMonitor(batch(8, seed=1), every_steps=1)]):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = small_net("mixed_bfloat16", dropout=0.0)
     model.fit(*batch(32), batch_size=16, epochs=3, verbose=0, shuffle=False, callbacks=monitors)
@@ -335,7 +343,7 @@ def test_a_loss_that_becomes_tiny_is_no_news():
     )
     model.compile(keras.optimizers.Adam(0.05), "mse")
     targets = X @ np.ones((8, 1), "float32")
-    monitor = PrecisionMonitor((X, targets), every_steps=20, clock=lambda: 0.0)
+    monitor = PrecisionMonitor((X, targets), every_steps=20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(
@@ -381,11 +389,12 @@ class Clocked:
         return type("Fake", (), {"model": model, "is_current": property(is_current), "__call__": lambda _: compare()})()
 
 
-def trained(monkeypatch, seconds, steps=2000, every_steps=100):
+def trained(monkeypatch, set_clock, seconds, steps=2000, every_steps=100):
     """A monitor after steps of a second each, with comparisons that take some seconds."""
     clock = Clocked(seconds)
     monkeypatch.setattr(precision_monitor, "RepeatedComparison", clock)
-    monitor = PrecisionMonitor((X, Y), every_steps=every_steps, clock=lambda: clock.now)
+    set_clock(lambda: clock.now, PrecisionMonitor)
+    monitor = PrecisionMonitor((X, Y), every_steps=every_steps)
     monitor.set_model(net())
     monitor.on_train_begin()
     for epoch in range(2):
@@ -399,8 +408,8 @@ def trained(monkeypatch, seconds, steps=2000, every_steps=100):
 
 
 @pytest.mark.parametrize(("seconds", "gap"), [(0.5, 100), (1.0, 100), (2.5, 250)])
-def test_comparisons_take_a_hundredth_of_the_time(monkeypatch, seconds, gap):
-    monitor, logs = trained(monkeypatch, seconds)
+def test_comparisons_take_a_hundredth_of_the_time(monkeypatch, set_clock, seconds, gap):
+    monitor, logs = trained(monkeypatch, set_clock, seconds)
     steps = [reading.step for reading in monitor.readings]
     assert steps[0] == 1
     assert np.diff(steps) == pytest.approx(gap, abs=gap / 50)
@@ -472,7 +481,7 @@ def test_other_strategies():
 
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_ends_the_monitor_only(caplog):
-    monitor = PrecisionMonitor((X[:, :3], Y), every_steps=1, clock=lambda: 0.0)
+    monitor = PrecisionMonitor((X[:, :3], Y), every_steps=1)
     history, _ = fit(net(), monitor)
     assert len(history["loss"]) == 3
     assert "PrecisionMonitor stops; training goes on" in caplog.text

@@ -25,6 +25,7 @@ import tfopt
 from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger, prometheus_exporter
 from tfopt.callbacks.prometheus_exporter import PrometheusExporter
+from tfopt.callbacks.shared.progress import Progress
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import GpuSample
 
@@ -68,12 +69,13 @@ class Scrapes(keras.callbacks.Callback):
 
 
 @pytest.fixture
-def driven(tmp_path):
+def driven(tmp_path, set_clock):
     """Makes exporters to a file that run without fit: the test hands them their readings."""
     begun = []
 
     def drive(clock=None):
-        exporter = PrometheusExporter(tmp_path / "driven.prom", interval_seconds=15, clock=clock or Clock())
+        set_clock(clock or Clock(), PrometheusExporter, Progress)
+        exporter = PrometheusExporter(tmp_path / "driven.prom", interval_seconds=15)
         exporter.set_model(shared_net())
         exporter.on_train_begin()
         exporter.on_epoch_begin(0)
@@ -220,9 +222,10 @@ def test_what_stays_after_fit(tmp_path, fake_nvml):
     assert oct(file.stat().st_mode & 0o444) == "0o444"  # node_exporter is another user
 
 
-def test_the_histogram_of_all_step_times_stays_after_fit(tmp_path):
+def test_the_histogram_of_all_step_times_stays_after_fit(tmp_path, set_clock):
     """By a clock on which each step takes a second, and the first one, which does not count, a minute."""
-    seconds = ThroughputLogger(clock=StepClock(0.0, 60.0))
+    set_clock(StepClock(0.0, 60.0), ThroughputLogger)
+    seconds = ThroughputLogger()
     fit(seconds, PrometheusExporter(tmp_path / "fit.prom"), model=net(), epochs=2)
     found = parsed((tmp_path / "fit.prom").read_text())
     assert (found["tfopt_step_time_seconds_count",], found["tfopt_step_time_seconds_sum",]) == (7.0, 7.0)
@@ -433,9 +436,10 @@ def test_fit_ends_where_no_thread_can_be_started_to_close_the_port(monkeypatch):
     outlets[0]._close()
 
 
-def test_the_pace_ages_out_while_no_step_ends():
+def test_the_pace_ages_out_while_no_step_ends(set_clock):
     clock = Clock()
-    exporter = PrometheusExporter(port=0, clock=clock)
+    set_clock(clock, Progress)
+    exporter = PrometheusExporter(port=0)
     exporter.set_model(shared_net())
     exporter.on_train_begin()
 

@@ -21,6 +21,7 @@ from models import assert_same_state, batch, small_net, state
 
 import tfopt
 from tfopt.callbacks import CompilationLogger, ThroughputLogger, UtilizationLogger, report_writer
+from tfopt.callbacks.report.recorder import Recorder
 from tfopt.callbacks.report.training_page import report
 from tfopt.callbacks.report_writer import ReportWriter
 from tfopt.callbacks.utilization_alert import UtilizationAlert
@@ -142,7 +143,7 @@ def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
 
 
 @pytest.mark.parametrize("overlapped", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_curve_of_a_long_epoch_is_what_keras_logs(tmp_path, monkeypatch, overlapped):
+def test_the_curve_of_a_long_epoch_is_what_keras_logs(tmp_path, monkeypatch, overlapped, set_clock):
     clock, logged, records = Clock(), [], []
 
     def advance(step, logs):
@@ -154,7 +155,8 @@ def test_the_curve_of_a_long_epoch_is_what_keras_logs(tmp_path, monkeypatch, ove
     step = keras.callbacks.LambdaCallback(on_train_batch_end=advance)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of callbacks that make an overlapped step wait
-        callbacks = [step, ThroughputLogger(clock=clock), ReportWriter(tmp_path / "r.html", clock=clock)]
+        set_clock(clock, ThroughputLogger, ReportWriter, Recorder)
+        callbacks = [step, ThroughputLogger(), ReportWriter(tmp_path / "r.html")]
         fit(*callbacks, model=model, epochs=1, steps=12)
     drawn = [point.mean for point in records[-1].learning.series["loss"][None].points]
     assert len(drawn) >= 10
@@ -162,10 +164,11 @@ def test_the_curve_of_a_long_epoch_is_what_keras_logs(tmp_path, monkeypatch, ove
     assert records[-1].epochs.items[0].logs["loss"] == drawn[-1]
 
 
-def test_times_come_from_the_clock(tmp_path):
+def test_times_come_from_the_clock(tmp_path, set_clock):
     clock, path = Clock(), tmp_path / "report.html"
     advance = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(clock, "now", clock.now + 90))
-    fit(advance, ReportWriter(path, clock=clock), epochs=2)
+    set_clock(clock, ReportWriter, Recorder)
+    fit(advance, ReportWriter(path), epochs=2)
     assert "2 epochs in 3 min." in text(path)
     assert path.read_text().count('<svg class="division"') > 0
     assert re.search(r"1 1 min 30 s .* 2 1 min 30 s", text(path))
@@ -179,7 +182,7 @@ def test_a_wall_clock_that_jumps_bends_nothing(tmp_path, monkeypatch):
     assert re.search(r"2 epochs in [\d.]+ s\.", text(path))
 
 
-def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path):
+def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path, set_clock):
     clock, path, seen = Clock(), tmp_path / "report.html", []
 
     def look(epoch, logs):
@@ -190,7 +193,8 @@ def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path):
             seen.append(text(path))
         clock.now += 400
 
-    fit(keras.callbacks.LambdaCallback(on_epoch_begin=look), ReportWriter(path, clock=clock), epochs=4)
+    set_clock(clock, ReportWriter, Recorder)
+    fit(keras.callbacks.LambdaCallback(on_epoch_begin=look), ReportWriter(path), epochs=4)
     assert "1 epoch in" in seen[0] or "0 epochs in" in seen[0]
     assert "had not ended" in seen[0]
     assert "4 epochs in" in text(path)

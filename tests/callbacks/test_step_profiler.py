@@ -134,9 +134,10 @@ def test_a_request_before_fit_begins_with_the_first_step(tmp_path):
     assert profiler.traces == []
 
 
-def test_a_trace_begins_after_a_time(tmp_path):
+def test_a_trace_begins_after_a_time(tmp_path, set_clock):
     now = [50.0]
-    profiler = StepProfiler(tmp_path, None, steps=1, start_after_seconds=10, clock=lambda: now[0])
+    set_clock(lambda: now[0], StepProfiler)
+    profiler = StepProfiler(tmp_path, None, steps=1, start_after_seconds=10)
     fit(after_step(3, lambda: now.__setitem__(0, 59.9)), after_step(5, lambda: now.__setitem__(0, 60.0)), profiler)
     assert marked_steps(profiler.traces[0]) == [6]
 

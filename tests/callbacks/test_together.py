@@ -97,8 +97,8 @@ def test_in_any_order_the_training_is_the_same(tmp_path, fake_nvml, alone, seed,
 @pytest.mark.parametrize(("mhz", "throttled"), [(1700, False), (1200, True)])
 def test_logs_alert_and_report_agree_on_throttling(mhz, throttled):
     clocks = [(1980, ()), *[(mhz, ("power_cap",))] * 9]
-    logs = EpochReadings(lambda: 0.0)
-    report = Recorder("net", None, None, lambda: 0.0)
+    logs = EpochReadings()
+    report = Recorder("net", None, None)
     alert = ours.UtilizationAlert("gpu_power_watts", below=1)
     alert._throttling, alert._means, alert._rules, alert._replicas = Throttling(), RunningMeans(), {}, None
     alert._known = True

@@ -71,12 +71,18 @@ class LogsBatches(keras.callbacks.Callback):
         self.run.log({"epoch/loss": logs["loss"]})
 
 
-def driven(tracker, clock):
-    """One that runs without fit: the test hands it its readings."""
-    logger = TrackerLogger(tracker, interval_seconds=10, clock=clock)
-    logger.set_model(shared_net())
-    logger.on_train_begin()
-    return logger
+@pytest.fixture
+def driven(set_clock):
+    """Makes one that runs without fit: the test hands it its readings."""
+
+    def drive(tracker, clock):
+        set_clock(clock, TrackerLogger)
+        logger = TrackerLogger(tracker, interval_seconds=10)
+        logger.set_model(shared_net())
+        logger.on_train_begin()
+        return logger
+
+    return drive
 
 
 def test_epochs_at_their_last_step():
@@ -92,7 +98,7 @@ def test_keys_of_callbacks_before_it(fake_nvml):
     assert {"loss", "step_time_ms", "examples_per_second"} <= set(logged)
 
 
-def test_readings_count_for_the_time_they_stand_for():
+def test_readings_count_for_the_time_they_stand_for(driven):
     clock, tracker = Clock(), Tracker()
     logger = driven(tracker, clock)
     # Ten steps of 100 ms in one second, then one of 9 s that waited for its input; the sampler came late, too.
@@ -113,7 +119,7 @@ def test_readings_count_for_the_time_they_stand_for():
     )
 
 
-def test_readings_are_means_over_the_interval_and_the_gpus():
+def test_readings_are_means_over_the_interval_and_the_gpus(driven):
     clock, tracker = Clock(), Tracker()
     logger = driven(tracker, clock)
     for percent in (10, 20, 30):
@@ -129,7 +135,7 @@ def test_readings_are_means_over_the_interval_and_the_gpus():
     assert tracker.logged == [(0, pytest.approx(first)), (0, {"live/step_time_ms": 99.0})]
 
 
-def test_without_a_gpu_the_host_is_logged():
+def test_without_a_gpu_the_host_is_logged(driven):
     tracker = Tracker()
     logger = driven(tracker, Clock())
     logger._take_samples((GpuSample(0.0, 0.0, host_cpu_percent=42.0),))
@@ -137,7 +143,7 @@ def test_without_a_gpu_the_host_is_logged():
     assert tracker.logged == [(0, {"live/host_cpu_percent": 42.0})]
 
 
-def test_finite_numbers_only():
+def test_finite_numbers_only(driven):
     tracker = Tracker()
     logger = driven(tracker, Clock())
     logger.on_epoch_end(0, {"loss": float("nan"), "name": "x", "none": None, "array": np.ones(2)})
@@ -147,7 +153,7 @@ def test_finite_numbers_only():
     assert [type(value) for value in tracker.logged[0][1].values()] == [float, float]
 
 
-def test_a_loop_that_tells_of_no_epochs():
+def test_a_loop_that_tells_of_no_epochs(driven):
     tracker = Tracker()
     logger = driven(tracker, Clock())
     logger.on_train_batch_end(0)
@@ -194,7 +200,7 @@ def test_nothing_is_dropped_beside_a_callback_that_logs_every_batch(first):
     assert run.axes == dict.fromkeys(sent, "tfopt/step")  # and what others log keeps its own axis
 
 
-def test_a_metric_that_cannot_be_defined_is_logged_all_the_same(caplog):
+def test_a_metric_that_cannot_be_defined_is_logged_all_the_same(caplog, driven):
     run = WandbRun()
     run.define_metric = lambda name, step_metric: 1 / 0
     logger = driven(run, Clock())
@@ -229,7 +235,7 @@ def test_several_steps_an_execution_and_accumulated_gradients():
         assert [step for step, _ in tracker.epochs()] == [4, 8]
 
 
-def test_a_step_that_another_thread_has_overtaken():
+def test_a_step_that_another_thread_has_overtaken(driven):
     tracker = Tracker()
     logger = driven(tracker, Clock())
     background, logger._step = logger._background, 8
@@ -252,7 +258,7 @@ def test_a_tracker_that_raises_is_reported_once(fake_nvml, caplog):
     assert len(calls) >= 3  # it is tried again
 
 
-def test_a_tracker_that_hangs_holds_nothing_up_and_is_waited_for_a_little(caplog, monkeypatch):
+def test_a_tracker_that_hangs_holds_nothing_up_and_is_waited_for_a_little(caplog, monkeypatch, driven):
     monkeypatch.setattr("tfopt.callbacks.shared.background.Background.close.__defaults__", (0.2,))
     released = threading.Event()
     logger = driven(SimpleNamespace(log=lambda data, step: released.wait(60)), Clock())

@@ -109,9 +109,10 @@ def test_saves_as_often_as_asked(folder, options, saved, monkeypatch):
 
 
 @pytest.mark.slow
-def test_saves_after_some_time(folder):
+def test_saves_after_some_time(folder, set_clock):
     # The clock is read at the begin, after each step, and after each checkpoint.
-    fit(net(), TrainingCheckpoint(folder, every_seconds=100, keep=99, clock=Clock(11)), epochs=1)
+    set_clock(Clock(11), TrainingCheckpoint)
+    fit(net(), TrainingCheckpoint(folder, every_seconds=100, keep=99), epochs=1)
     assert len(steps(folder)) > 1
     assert max(np.diff(sorted([0, *steps(folder)]))) <= 10
 

@@ -19,6 +19,7 @@ from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, 
 import tfopt
 from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks.shared.progress import Progress
 from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
 from tfopt.causes.between_gpus import Replicas
 from tfopt.hardware import GpuSample
@@ -31,9 +32,11 @@ FIRST = (
 
 
 @pytest.fixture
-def clock():
+def clock(set_clock):
     warn.forget_warnings()
-    return Clock()
+    clock = Clock()
+    set_clock(clock, UtilizationAlert, Progress)
+    return clock
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def driven(clock, fake_nvml):
     begun = []
 
     def drive(*arguments, warm=True, **options):
-        alert = UtilizationAlert(*arguments, for_seconds=3, clock=clock, **options)
+        alert = UtilizationAlert(*arguments, for_seconds=3, **options)
         alert.set_model(shared_net())
         alert.on_train_begin()
         if warm:
@@ -357,7 +360,7 @@ def test_a_straggler_is_told_once(driven, clock):
 
 @pytest.mark.parametrize(("policy", "named"), [("float32", True), ("mixed_bfloat16", False)])
 def test_the_models_dtype_is_known(clock, policy, named):
-    alert = UtilizationAlert("tensor_active_percent", below=10, for_seconds=3, clock=clock)
+    alert = UtilizationAlert("tensor_active_percent", below=10, for_seconds=3)
     alert.set_model(net(policy))
     alert.on_train_begin()
     alert.on_train_batch_end(0)

@@ -1,6 +1,5 @@
 """What may go wrong with the hardware, the driver, the disk and the process while UtilizationLogger runs."""
 
-import functools
 import gc
 import itertools
 import math
@@ -18,7 +17,7 @@ from fake_nvml import READ_FUNCTIONS, FakeGpu
 from models import assert_same_state
 from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
 
-from tfopt.callbacks import ThroughputLogger, utilization_logger
+from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
 from tfopt.hardware.gpu_reader import GpuReader
@@ -198,11 +197,10 @@ def test_files_that_hang_on_opening_hold_no_step_up(tmp_path, fake_nvml, net):
         assert len((tmp_path / name).read_text().splitlines()) > 1
 
 
-def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, monkeypatch):
+def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, set_clock):
     fake_nvml.gpus.append(FakeGpu(energy_millijoules=0, power_milliwatts=500_000))
     hours = itertools.cycle([0, 3600, -3600])
-    jumping = functools.partial(GpuSampler, wall_clock=lambda: time.time() + next(hours))
-    monkeypatch.setattr(utilization_logger, "GpuSampler", jumping)
+    set_clock(time.monotonic, GpuSampler, wall=lambda: time.time() + next(hours))
     logs = driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)), samples=6)
     rows = lines(tmp_path / "utilization.jsonl")
     elapsed = [row["elapsed_seconds"] for row in rows]

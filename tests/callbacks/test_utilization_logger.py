@@ -1,6 +1,5 @@
 import copy
 import csv
-import functools
 import itertools
 import json
 import math
@@ -14,10 +13,11 @@ from models import assert_same_state
 from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, net
 
 from tfopt import fit as overlapping
-from tfopt.callbacks import utilization_logger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSampler, sampler
 from tfopt.hardware.gpu_memory import AllocatorReading
+from tfopt.hardware.gpu_reader import GpuReader
+from tfopt.hardware.host_activity import HostMeter
 from tfopt.hardware.nvml import driver
 
 __all__ = ["net"]  # the fixture
@@ -104,13 +104,13 @@ class Burning(FakeGpu):
 
 
 @pytest.mark.parametrize("jumps", [[0], [0, 3600, -3600]])  # of the wall clock, in seconds
-def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, net, jumps):
+def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, net, jumps, set_clock):
     now, jump = [0.0], itertools.cycle(jumps)
-    jumping = functools.partial(GpuSampler, wall_clock=lambda: 1e9 + next(jump))
-    monkeypatch.setattr(utilization_logger, "GpuSampler", jumping)
+    reading = (UtilizationLogger, HostMeter, GpuSampler, GpuReader)
+    set_clock(lambda: now[0], *reading, wall=lambda: 1e9 + next(jump))
     monkeypatch.setattr(Burning, "clock", staticmethod(lambda: now[0]))
     fake_nvml.gpus += [Burning(uuid="GPU-a"), Burning(uuid="GPU-b", bus=2)]
-    logger = UtilizationLogger(interval_seconds=INTERVAL, clock=lambda: now[0])
+    logger = UtilizationLogger(interval_seconds=INTERVAL)
 
     class TenSeconds(Slow):
         def on_epoch_begin(self, epoch, logs=None):

@@ -86,8 +86,9 @@ def test_evaluate_and_predict_convert_at_their_end(conversions, ask):
     ("seconds", "batches"),
     [(0.0, [0, 10, 20, 24]), (0.3, [0, 4, 8, 12, 16, 20, 24]), (2.0, list(range(25)))],
 )
-def test_it_moves_after_a_second_on_slow_steps(seconds, batches):
+def test_it_moves_after_a_second_on_slow_steps(seconds, batches, set_clock):
     clock = iter(seconds * step for step in range(100))
-    delivery = LogDelivery(10, clock=lambda: next(clock))
+    set_clock(lambda: next(clock), LogDelivery)
+    delivery = LogDelivery(10)
     for _ in range(2):  # epochs
         assert [batch for batch in range(25) if delivery._due(batch, 25)] == batches

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,8 +19,8 @@ __all__ = ["machine"]  # the fixture
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 
 
-def meter(machine: Machine, clock: Callable[[], float] = time.monotonic) -> HostMeter:
-    return HostMeter(clock, proc=machine.proc, sys=machine.sys)
+def meter(machine: Machine) -> HostMeter:
+    return HostMeter(proc=machine.proc, sys=machine.sys)
 
 
 @pytest.fixture
@@ -74,14 +73,15 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> Disk:
     disk = Disk()
+    set_clock(lambda: disk.now, HostMeter)
     monkeypatch.setattr(psutil, "Process", lambda: disk)
     return disk
 
 
 def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
-    meter = HostMeter(lambda: disk.now)
+    meter = HostMeter()
     rates = []
     for now, read_bytes in [(50.0, 10**9), (52.0, 10**9 + 3 * 2**20), (53.0, 10**9 + 3 * 2**20)]:
         disk.now, disk.read_bytes = now, read_bytes
@@ -90,7 +90,7 @@ def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
 
 
 def test_a_disk_counter_that_goes_back_or_fails_is_unknown_then(disk: Disk) -> None:
-    meter = HostMeter(lambda: disk.now)
+    meter = HostMeter()
     rates = []
     for read_bytes in [10 * 2**20, 5 * 2**20, 6 * 2**20, psutil.AccessDenied(), 7 * 2**20, 9 * 2**20]:
         disk.now, disk.read_bytes = disk.now + 1.0, read_bytes
@@ -99,7 +99,7 @@ def test_a_disk_counter_that_goes_back_or_fails_is_unknown_then(disk: Disk) -> N
 
 
 def test_a_clock_that_stands_gives_no_rate(disk: Disk) -> None:
-    meter = HostMeter(lambda: 50.0)
+    meter = HostMeter()
     meter.read()
     disk.read_bytes = 2**20
     assert meter.read().disk_read_mib_per_second is None

@@ -23,18 +23,21 @@ V1_UNLIMITED = {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100_000}
 
 
 @pytest.fixture
-def readings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HostReading]:
+def readings(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]
+) -> Callable[..., HostReading]:
     """Takes two readings a second apart, between which a function changes the machine; returns the second.
 
     Other processes keep all eight CPUs and 60 of the machine's 64 GiB busy.
     """
     now = [100.0]
+    set_clock(lambda: now[0], HostMeter)
     times = [SimpleNamespace(_asdict=lambda: {"user": now[0], "idle": 0.0})] * 8
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB, available=4 * GIB))
 
     def read(change: Callable[[], object], seconds: float = 1.0) -> HostReading:
-        meter = HostMeter(lambda: now[0], proc=machine.proc, sys=machine.sys)
+        meter = HostMeter(proc=machine.proc, sys=machine.sys)
         meter.read()
         now[0] += seconds
         change()

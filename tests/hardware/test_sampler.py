@@ -5,7 +5,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +61,11 @@ class FakeClock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+def clock(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> FakeClock:
     monkeypatch.setattr(HostMeter, "read", lambda self: HOST)
-    return FakeClock()
+    clock = FakeClock()
+    set_clock(clock, GpuSampler, gpu_reader.GpuReader, wall=clock.wall)
+    return clock
 
 
 class Driven:
@@ -71,7 +73,7 @@ class Driven:
 
     def __init__(self, clock: FakeClock, **options: Any):
         self.clock = clock
-        self.sampler = GpuSampler(clock=clock, wall_clock=clock.wall, **options)
+        self.sampler = GpuSampler(**options)
 
     def tick(self) -> tuple[GpuSample, ...]:
         rows = tick(self.sampler)
@@ -390,7 +392,7 @@ def test_a_second_run_begins_anew(clock: FakeClock, gpu: FakeGpu) -> None:
         seen.append(rows)
         taken.release()
 
-    sampler = GpuSampler(3600.0, clock=clock, wall_clock=clock.wall, on_sample=on_sample)
+    sampler = GpuSampler(3600.0, on_sample=on_sample)
     for _ in range(2):
         with sampler:
             assert taken.acquire(timeout=20)
@@ -483,7 +485,7 @@ def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.Monke
             return self.is_set()
 
     costs = iter([0.25, 0.5, 2.25, 0.0, 0.75])
-    sampler = GpuSampler(1.0, clock=clock, wall_clock=clock.wall)
+    sampler = GpuSampler(1.0)
     monkeypatch.setattr(sampler, "_report", lambda rows: setattr(clock, "now", clock.now + next(costs)))
     sampler._run(Ended())
     assert [row.elapsed_seconds for row in sampler.samples] == [0.0, 1.0, 2.0, 5.0, 6.0]

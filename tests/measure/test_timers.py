@@ -237,24 +237,26 @@ def test_the_steps_are_real():
 def test_a_sample_is_a_block_of_steps_with_one_wait(monkeypatch):
     waits = []
     monkeypatch.setattr("tfopt.measure.timers.wait", lambda: waits.append(1))
-    times = step_time(small_net(), dataset(), steps=40, warmup=0, clock=Ticks())
+    times = StepTimer(small_net(), dataset(), clock=Ticks())(40, warmup=0)
     assert times.steps_per_sample == 4
     assert times.samples_ms == (250.0,) * 10  # one tick of a second over four steps
     assert len(waits) == 1 + 1 + 10  # the first step, the warm-up, and each block
     assert times.examples_per_step == 8
 
 
-def test_fit_samples_are_blocks_of_steps():
-    times = fit_time(small_net(), dataset(), steps=40, warmup=3, clock=Ticks())
+def test_fit_samples_are_blocks_of_steps(set_clock):
+    set_clock(Ticks(), fit_time)
+    times = fit_time(small_net(), dataset(), steps=40, warmup=3)
     assert times.steps_per_sample == 4
     assert times.samples_ms == (250.0,) * 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("per_execution", "block"), first_quick([(4, 4), (3, 6), (100, 100)], 2))
-def test_steps_per_execution(per_execution, block):
+def test_steps_per_execution(per_execution, block, set_clock):
     model = small_net(steps_per_execution=per_execution)
-    times = fit_time(model, dataset(), steps=40, warmup=3, clock=Ticks())
+    set_clock(Ticks(), fit_time)
+    times = fit_time(model, dataset(), steps=40, warmup=3)
     assert times.steps_per_sample == block
     assert times.samples_ms == (1000.0 / block,) * 10
 

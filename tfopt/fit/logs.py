@@ -105,12 +105,10 @@ class LogDelivery:
 
     Args:
         log_every: Steps between updates of the progress bar.
-        clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, log_every: int, *, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, log_every: int):
         self._log_every = log_every
-        self._clock = clock
         self._shown: float = math.inf  # the batch that the progress bar shows
         self._shown_at = 0.0
         self._reads: dict[int, int] = {}  # by callback: steps in a row on which it was the first to read
@@ -147,7 +145,7 @@ class LogDelivery:
             self._warn([callback])
 
     def _due(self, batch: int, target: int | None) -> bool:
-        now = self._clock()
+        now = time.monotonic()
         first, last = batch <= self._shown, target is not None and batch + 1 >= target
         if first or last or batch - self._shown >= self._log_every or now - self._shown_at >= _SECONDS:
             self._shown, self._shown_at = batch, now

@@ -1,6 +1,7 @@
 """Reads the GPUs in NVML's thread, so that a slow or hung driver delays nobody."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,13 +27,11 @@ class GpuReader:
 
     Args:
         environ: Where CUDA_VISIBLE_DEVICES is read.
-        clock: Monotonic clock, in seconds.
         deadline_seconds: How long a GPU may take before a warning says that the driver hangs.
     """
 
-    def __init__(self, environ: Mapping[str, str], clock: Callable[[], float], deadline_seconds: float) -> None:
+    def __init__(self, environ: Mapping[str, str], deadline_seconds: float) -> None:
         self._environ = environ
-        self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._gpus: tuple[Gpu, ...] | None = None  # None: not found yet
         self._read_before: set[str] = set()
@@ -48,7 +47,7 @@ class GpuReader:
 
         A round that takes longer goes on meanwhile, and what it reads is for the call that comes next, or for none.
         """
-        now = self._clock()
+        now = time.monotonic()
         if self._round is None or self._round.done():
             self._begin_round()
         elif now - self._asked_at > self._deadline_seconds:
@@ -71,7 +70,7 @@ class GpuReader:
             return
         nvml = driver.door()
         answered = self._answered = threading.Event()
-        self._asked_at = self._clock()
+        self._asked_at = time.monotonic()
         try:
             self._round = nvml.submit(lambda: self._read_all(nvml))
         except TimeoutError:
@@ -92,9 +91,9 @@ class GpuReader:
         for gpu in self._gpus:
             if self._closed:
                 return
-            began = self._asked_at = self._clock()
+            began = self._asked_at = time.monotonic()
             reading = self._read_one(nvml, gpu)
-            ended = self._clock()
+            ended = time.monotonic()
             if ended - began <= _PROMPT_SECONDS:  # otherwise its fields are from different times
                 self._readings[gpu.uuid] = ended, reading
             elif ended - began <= self._deadline_seconds:

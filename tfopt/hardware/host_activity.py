@@ -60,12 +60,10 @@ class HostMeter:
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
         *,
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
     ) -> None:
-        self._clock = clock
         self._sys = sys
         # Looked up once: the groups' limits may change while they run, the groups do not.
         self._groups = control_groups(proc=proc, sys=sys)
@@ -194,7 +192,7 @@ class HostMeter:
         if count is None:
             return None
         before = self._counters_before.get(counter)
-        now = self._counters_before[counter] = (self._clock(), count)
+        now = self._counters_before[counter] = (time.monotonic(), count)
         if before is None or now[0] <= before[0] or now[1] < before[1]:
             return None
         return now[1] - before[1], now[0] - before[0]

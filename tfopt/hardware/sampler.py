@@ -66,8 +66,6 @@ class GpuSampler:
             A GPU takes about 10 ms; without GPM about 50, of which 42 are for PCIe traffic. Default: 1.
         keep: How many samples (of all GPUs) to keep; older ones are dropped. Default: 3600, one hour.
         on_sample: Called in the sampler's thread with the rows of each sample.
-        clock: Monotonic clock, in seconds.
-        wall_clock: Clock in seconds since 1970.
         environ: Where CUDA_VISIBLE_DEVICES is read. Default: this process's environment.
         deadline_seconds: How long a GPU may take to answer before the driver counts as hung. Default: 10.
 
@@ -88,8 +86,6 @@ class GpuSampler:
         keep: int = 3600,
         *,
         on_sample: Callable[[Rows], object] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
         environ: Mapping[str, str] = os.environ,
         deadline_seconds: float = driver.DEADLINE_SECONDS,
     ):
@@ -97,8 +93,6 @@ class GpuSampler:
             raise TypeError(f"Expected on_sample to be a function of the rows, or None. Received: {on_sample!r}.")
         self.interval_seconds = checks.number("interval_seconds", interval_seconds, "Give seconds.", above=0)
         self._on_sample = on_sample
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._environ = environ
         self._deadline_seconds = checks.number("deadline_seconds", deadline_seconds, "Give seconds.", above=0)
         self._keep = checks.integer("keep", keep, "Give a number of samples.", least=1)
@@ -140,9 +134,9 @@ class GpuSampler:
         self._lock = threading.Lock()  # a forked child may find the old one locked
         self._ticks: deque[Rows] = deque(maxlen=self._keep)
         self._ended = threading.Event()
-        self._gpus = GpuReader(self._environ, self._clock, self._deadline_seconds)
-        self._host = HostMeter(self._clock)
-        self._started_at = self._clock()
+        self._gpus = GpuReader(self._environ, self._deadline_seconds)
+        self._host = HostMeter()
+        self._started_at = time.monotonic()
 
     def _run(self, ended: threading.Event) -> None:
         due = 0.0
@@ -151,13 +145,13 @@ class GpuSampler:
                 self._tick(ended)
             except Exception as error:  # noqa: BLE001  a thread that dies silently would look like an idle GPU
                 warn_once(f"tick {type(error).__name__}", f"A sample failed and is left out: {error!r}", error=error)
-            elapsed = self._clock() - self._started_at
+            elapsed = time.monotonic() - self._started_at
             due = _next_due(due, elapsed, self.interval_seconds)
             ended.wait(min(due - elapsed, threading.TIMEOUT_MAX))
 
     def _tick(self, ended: threading.Event) -> None:
         """Samples every GPU and keeps the rows, unless the run has ended meanwhile."""
-        now, elapsed = self._wall_clock(), self._clock() - self._started_at
+        now, elapsed = time.time(), time.monotonic() - self._started_at
         host = vars(self._host.read())
         rows = tuple(
             GpuSample(

@@ -27,9 +27,7 @@ _BLOCKS = 5
 _BLOCK_SECONDS = 0.04
 
 
-def matmul_tflops(
-    dtype: str = "bfloat16", size: int | None = None, *, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def matmul_tflops(dtype: str = "bfloat16", size: int | None = None) -> float:
     """Measures how many TFLOP/s this device reaches in a large square matrix product.
 
     Pass it to `ThroughputLogger(peak_tflops=…)` if no peak is listed for the device, or to relate training to what the
@@ -42,7 +40,6 @@ def matmul_tflops(
         dtype: "bfloat16", "float16", "tensorfloat32" (float32 rounded on Tensor Cores, TensorFlow's default), "float32"
             (not rounded; a CPU computes both identically) or "float64".
         size: Rows of the matrices. None: 8192 on a GPU, enough for the largest, 2048 on a CPU.
-        clock: Seconds, monotonic.
 
     Returns:
         The best of five blocks of products, with one wait at the end of each.
@@ -62,21 +59,18 @@ def matmul_tflops(
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(dtype == "tensorfloat32")
     try:
-        seconds = _product_seconds(_STORED[dtype], size, clock)
+        seconds = _product_seconds(_STORED[dtype], size)
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
     return 2 * size**3 / seconds / 1e12
 
 
-def copy_gib_per_second(*, clock: Callable[[], float] = time.perf_counter) -> float:
+def copy_gib_per_second() -> float:
     """Measures how fast this device reads and writes its memory, which limits element-wise work.
 
     Nothing else should run meanwhile. It takes about a second, and 2 GiB of a GPU's memory or 0.5 GiB of a CPU's.
 
     Source: each element of a large array is read, and written to another one, so twice the array's bytes are moved.
-
-    Args:
-        clock: Seconds, monotonic.
 
     Returns:
         GiB per second, read and written, in the best of five blocks of copies.
@@ -87,7 +81,7 @@ def copy_gib_per_second(*, clock: Callable[[], float] = time.perf_counter) -> fl
     """
     size = _COPIED_ON_GPU if _on_gpu() else _COPIED_ON_CPU
     values = tf.ones([size // 4], tf.float32)
-    seconds = best_seconds(tf.function(lambda: -values, jit_compile=True), clock)
+    seconds = best_seconds(tf.function(lambda: -values, jit_compile=True))
     return 2 * size / seconds / 2**30
 
 
@@ -95,25 +89,25 @@ def _on_gpu() -> bool:
     return bool(tf.config.list_logical_devices("GPU"))
 
 
-def _product_seconds(dtype: tf.DType, size: int, clock: Callable[[], float]) -> float:
+def _product_seconds(dtype: tf.DType, size: int) -> float:
     """Seconds per product in the best block."""
     # Random numbers, since with zeros a GPU draws less power and holds higher clocks (Horace He, "Strangely, Matrix
     # Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     left, right = (tf.cast(tf.random.stateless_normal((size, size), (seed, 0)), dtype) for seed in (0, 1))
     product = tf.function(tf.matmul, jit_compile=True)
-    return best_seconds(lambda: product(left, right), clock)
+    return best_seconds(lambda: product(left, right))
 
 
-def best_seconds(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+def best_seconds(run: Callable[[], Any]) -> float:
     """Returns the seconds per run in the best of five blocks, after a first run."""
 
     def seconds(runs: int) -> float:
         wait()
-        started = clock()
+        started = time.perf_counter()
         for _ in range(runs):
             run()
         wait()
-        return (clock() - started) / runs
+        return (time.perf_counter() - started) / runs
 
     seconds(1)  # compiles
     runs = math.ceil(_BLOCK_SECONDS / seconds(1))

@@ -20,13 +20,10 @@ from tfopt.model.undoing import only_looks
 
 _SAMPLES = 10
 _WARMUP = 3
-_Clock = Callable[[], float]
 
 
 @only_looks
-def step_time(
-    model: keras.Model, data: Data, steps: int = 50, *, warmup: int = _WARMUP, clock: _Clock = time.perf_counter
-) -> StepTimes:
+def step_time(model: keras.Model, data: Data, steps: int = 50, *, warmup: int = _WARMUP) -> StepTimes:
     """Measures the training step alone, on one batch that is already on the device.
 
     Arrays (x, y) are that one batch, whatever their length: batch a data set of 3,000 rows first.
@@ -42,7 +39,6 @@ def step_time(
         steps: Steps to time, in ten blocks with one wait for the device at the end of each. Choose enough that a block
             lasts at least 20 ms, so that the wait itself does not count.
         warmup: Untimed steps after the very first one, which is reported separately.
-        clock: Seconds, monotonic.
 
     Returns:
         The raw samples, with their median and interval.
@@ -58,7 +54,7 @@ def step_time(
         >>> print(tfopt.measure.step_time(model, dataset))
         3.21 ms a step of 32 examples (samples: 3.18–3.25, 9,969 examples/s; first 0.84 s)
     """
-    return StepTimer(model, data, clock=clock)(steps, warmup=warmup)
+    return StepTimer(model, data)(steps, warmup=warmup)
 
 
 @only_looks
@@ -69,7 +65,6 @@ def fit_time(
     *,
     warmup: int = _WARMUP,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-    clock: _Clock = time.perf_counter,
 ) -> StepTimes:
     """Measures a training step through `model.fit`: the input, the step, and what `fit` and its callbacks add.
 
@@ -78,7 +73,7 @@ def fit_time(
     instead, whose start is timed with the steps.
 
     Args:
-        model, data, steps, warmup, clock: As for `step_time`.
+        model, data, steps, warmup: As for `step_time`.
         callbacks: Passed to `fit`.
 
     Returns:
@@ -93,7 +88,7 @@ def fit_time(
         >>> print(tfopt.measure.fit_time(model, dataset, steps=100))
         3.40 ms a step of 32 examples (samples: 3.31–3.52, 9,412 examples/s; first 0.91 s)
     """
-    return FitTimer(model, data, callbacks=callbacks, clock=clock)(steps, warmup=warmup)
+    return FitTimer(model, data, callbacks=callbacks)(steps, warmup=warmup)
 
 
 class TrainedState(NamedTuple):
@@ -111,8 +106,9 @@ class StepTimer:
     """`step_time` as an object for `interleave`: it traces and compiles once, and measures at each call.
 
     Args:
-        model, data, clock: As for `step_time`.
+        model, data: As for `step_time`.
         jit_compile: Whether the step runs under XLA. None: as the model was compiled.
+        clock: Seconds; `time.process_time` measures what the step takes of the CPUs. Default: time.perf_counter.
     """
 
     def __init__(
@@ -121,7 +117,7 @@ class StepTimer:
         data: Data,
         *,
         jit_compile: bool | None = None,
-        clock: _Clock = time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         require_optimizer(model)
         self._model = model
@@ -213,7 +209,7 @@ class FitTimer:
     """`fit_time` as an object for `interleave`: it traces and compiles once, and measures at each call.
 
     Args:
-        model, data, callbacks, clock: As for `fit_time`.
+        model, data, callbacks: As for `fit_time`.
         traced: A batch of `data` and the graph of the model's step on it, if known: then neither is made here.
     """
 
@@ -224,10 +220,8 @@ class FitTimer:
         *,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         traced: tuple[Any, tf.Graph] | None = None,
-        clock: _Clock = time.perf_counter,
     ):
         self._model = model
-        self._clock = clock
         self._callbacks = callbacks
         self._dataset = repeated(as_dataset(data))
         if traced is None:
@@ -247,7 +241,7 @@ class FitTimer:
         """
         block, samples, once = _block(steps, warmup, samples), min(steps, samples), self._model.steps_per_execution
         block, begin = _rounded_up(block, once), once + _rounded_up(warmup, once)
-        marks = _Marks(self._clock, {once, *range(begin, begin + block * samples + 1, block)})
+        marks = _Marks({once, *range(begin, begin + block * samples + 1, block)})
         with self._state.preserved():
             self._fit(begin + block * samples, marks)
         ends = [marks.passed[begin + block * number] for number in range(samples + 1)]
@@ -292,9 +286,8 @@ class FitTimer:
 class _Marks(keras.callbacks.Callback):
     """Waits for the device and reads the clock after each of the given steps; stops the fit after the last."""
 
-    def __init__(self, clock: _Clock, due: set[int]):
+    def __init__(self, due: set[int]):
         super().__init__()
-        self._clock = clock
         self._due, self._last = due, max(due)
         self.started = 0.0
         self.done = 0
@@ -302,7 +295,7 @@ class _Marks(keras.callbacks.Callback):
         self.passed: dict[int, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.started = self._clock()
+        self.started = time.perf_counter()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._before = self.done
@@ -311,7 +304,7 @@ class _Marks(keras.callbacks.Callback):
         self.done = self._before + batch + 1
         if self.done in self._due:
             wait()
-            self.passed[self.done] = self._clock()
+            self.passed[self.done] = time.perf_counter()
         if self.done >= self._last:
             self.model.stop_training = True
 

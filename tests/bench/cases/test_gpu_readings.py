@@ -11,13 +11,14 @@ from fake_nvml import FakeGpu, tick
 from tfopt.bench.cases import Case, Variant
 from tfopt.bench.cases.device import GpuReadings
 from tfopt.bench.cases.measuring import measure
+from tfopt.hardware import GpuSampler
 from tfopt.measure import StepTimes
 
 TIMES = StepTimes(repeats_ms=((40.0, 60.0),), steps_per_sample=20, first_step_seconds=1.0, examples_per_step=50)
 
 
 @pytest.fixture
-def turns(fake_nvml):
+def turns(fake_nvml, set_clock):
     """Plays turns of two seconds: a function gets their readings, a dict for each, and returns the conditions.
 
     Turns end at 1, 3, 5, … seconds, and the GPUs are read in their middle.
@@ -26,7 +27,8 @@ def turns(fake_nvml):
     def play(*readings, gpus=1, read=1, times=TIMES):
         fake_nvml.gpus.extend(FakeGpu(uuid=f"GPU-{number}", bus=number + 1) for number in range(gpus))
         clock = itertools.count(0.0)  # a second passes between two looks
-        conditions = GpuReadings(read, clock=lambda: float(next(clock)))
+        set_clock(time.monotonic, GpuReadings, GpuSampler, wall=lambda: float(next(clock)))
+        conditions = GpuReadings(read)
 
         def timer(reading):
             for gpu in fake_nvml.gpus:

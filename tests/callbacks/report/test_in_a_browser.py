@@ -37,11 +37,12 @@ document.body.innerHTML = "<pre>" + JSON.stringify(result) + "</pre>";
 """
 
 
-def page():
+def page(set_clock):
     clock = Clock()
+    set_clock(clock, Recorder)
     throughput = SimpleNamespace(first_step_seconds=21.0, batch_size=1024.0, step_times=Histogram())
     setup = ("AdamW", "mixed_bfloat16", "XLA on", "8 replicas")
-    recorder = Recorder("vision_transformer", throughput, None, clock, setup, Replicas(8, 8, "MirroredStrategy"))
+    recorder = Recorder("vision_transformer", throughput, None, setup, Replicas(8, 8, "MirroredStrategy"))
     recorder.begin_epoch()
     for second in range(1, 1501):
         clock.now += 1
@@ -81,9 +82,9 @@ def page():
 
 
 @pytest.mark.parametrize("width", [1280, 500])
-def test_all_fits_the_screen_and_no_label_is_on_another(tmp_path, width):
+def test_all_fits_the_screen_and_no_label_is_on_another(tmp_path, width, set_clock):
     file = tmp_path / "page.html"
-    markup = re.sub("<meta[^>]*Content-Security-Policy[^>]*>", "", page())
+    markup = re.sub("<meta[^>]*Content-Security-Policy[^>]*>", "", page(set_clock))
     file.write_text(markup.replace("</body>", f"<script>{LOOK}</script></body>"))
     options = [
         "--headless",

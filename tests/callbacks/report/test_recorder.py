@@ -14,8 +14,10 @@ from tfopt.hardware import GpuSample
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def clock(set_clock):
+    clock = Clock()
+    set_clock(clock, Recorder)
+    return clock
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def throughput():
 
 @pytest.fixture
 def recording(clock, logger, throughput):
-    return Recorder("net", throughput, logger, clock, ("Adam",))
+    return Recorder("net", throughput, logger, ("Adam",))
 
 
 def record(recording, **changes):

@@ -118,9 +118,10 @@ def test_a_thread_that_cannot_be_started_is_reported_once(caplog, no_threads):
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
-def test_fit_survives_that_no_thread_can_be_started(caplog, no_threads, tmp_path):
+def test_fit_survives_that_no_thread_can_be_started(caplog, no_threads, tmp_path, set_clock):
     """And an alert, which needs none to be found, still stops it."""
     profiler, alert = ours.StepProfiler(tmp_path, start_step=1, steps=1), Alert()
+    set_clock(lambda: alert.now, ours.UtilizationAlert)
     callbacks = [
         ours.UtilizationLogger(tmp_path),
         ours.ThroughputLogger(tmp_path, window_steps=1),
@@ -151,7 +152,7 @@ class Alert(ours.UtilizationAlert):
 
     def __init__(self):
         self.now = 0.0
-        super().__init__("step_time_ms", above=1, for_seconds=1, action="stop", clock=lambda: self.now)
+        super().__init__("step_time_ms", above=1, for_seconds=1, action="stop")
 
     def on_train_batch_end(self, step, logs=None):
         super().on_train_batch_end(step, logs)

@@ -222,9 +222,10 @@ def test_tracing():
     assert stands(0, run) == ("tracing", None)
 
 
-def test_seconds_since_a_step_of_training_or_validation():
+def test_seconds_since_a_step_of_training_or_validation(set_clock):
     clock = Clock()
-    progress = Progress(clock)
+    set_clock(clock, Progress)
+    progress = Progress()
     told = []
     for act in (
         lambda: None,
@@ -251,7 +252,7 @@ def test_after_the_last_step_of_an_epoch_no_step_is_under_way():
 
 
 def test_the_last_of_an_epochs_executions_may_count_steps_beyond_it():
-    progress = Progress(Clock(0.0))
+    progress = Progress()
     progress.begin_epoch(5)
     progress.end_step(3)
     assert progress.phase == "training"

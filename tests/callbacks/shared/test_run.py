@@ -12,6 +12,9 @@ from watched_fit import fit, shared_net
 
 from tfopt.callbacks import LossScaleLogger, ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.shared.run import COORDINATES, Run, begin_run
+from tfopt.hardware import GpuSampler
+from tfopt.hardware.gpu_reader import GpuReader
+from tfopt.hardware.host_activity import HostMeter
 
 
 class Begins(keras.callbacks.Callback):
@@ -56,11 +59,12 @@ def test_a_fit_within_a_fit_is_another_run():
     assert outer.run.id != outer.inner.run.id
 
 
-def test_coordinates(monkeypatch):
+def test_coordinates(monkeypatch, set_clock):
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     clock = Clock()
-    run = Run(clock)
+    set_clock(clock, Run)
+    run = Run()
     clock.now += 2.5
     found = run.coordinates(epoch=3, step=70)
     assert tuple(found) == COORDINATES
@@ -90,16 +94,16 @@ class CountsSteps(Clock, keras.callbacks.Callback):
         self.now += 1
 
 
-def test_the_files_of_a_fit_join(tmp_path, fake_nvml, monkeypatch):
+def test_the_files_of_a_fit_join(tmp_path, fake_nvml, set_clock):
     """Each row's step and seconds, in all files, are those that a third callback counts."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=2.0)
     model.compile(scaled, "mse", jit_compile=False)
     counts = CountsSteps()
-    monkeypatch.setattr(Run.__init__, "__defaults__", (counts,))
+    set_clock(counts, Run, UtilizationLogger, HostMeter, GpuSampler, GpuReader, ThroughputLogger)
     # The clock stands after those that log a step and before the one that samples, which therefore begins later.
-    sampling = UtilizationLogger(tmp_path, 0.01, clock=counts)
-    loggers = [ThroughputLogger(tmp_path, 2, clock=counts), LossScaleLogger(tmp_path), counts, sampling, Slow(sampling)]
+    sampling = UtilizationLogger(tmp_path, 0.01)
+    loggers = [ThroughputLogger(tmp_path, 2), LossScaleLogger(tmp_path), counts, sampling, Slow(sampling)]
     for _ in range(2):
         fit(*loggers, model=model, epochs=2)
     files = {name: lines(tmp_path / f"{name}.jsonl") for name in ("utilization", "throughput", "loss_scale")}

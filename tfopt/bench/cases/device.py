@@ -29,13 +29,11 @@ class GpuReadings:
 
     Args:
         gpus: How many to read, from the first on.
-        clock: Seconds since 1970.
     """
 
-    def __init__(self, gpus: int, clock: Callable[[], float] = time.time):
-        self._clock = clock
+    def __init__(self, gpus: int):
         wanted = gpus > 0 and bool(hardware.gpus())
-        self._sampler = GpuSampler(_INTERVAL_SECONDS, keep=100_000, wall_clock=clock) if wanted else None
+        self._sampler = GpuSampler(_INTERVAL_SECONDS, keep=100_000) if wanted else None
         self._turns: dict[str, list[tuple[float, float]]] = {}
 
     def __enter__(self) -> Self:
@@ -53,7 +51,7 @@ class GpuReadings:
         def call() -> StepTimes:
             times = timer()
             # A timer ends with its last sample; what prepares it and warms it up comes before the first.
-            end = self._clock()
+            end = time.time()
             seconds = sum(times.samples_ms) * times.steps_per_sample / 1000
             self._turns.setdefault(name, []).append((end - seconds, end))
             return times
