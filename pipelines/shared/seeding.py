@@ -160,11 +160,6 @@ def in_batches(dataset: Any, size: int, *, full: bool) -> Any:
     return dataset.batch(size, drop_remainder=full, name="batch") if made is None else made(size, full=full)
 
 
-def made_of_numbers(dataset: Any) -> bool:
-    """Whether `in_batches` gives many elements at once, of which so many are made as was said."""
-    return hasattr(dataset, _IN_BATCHES)
-
-
 def renumbered(dataset: Any, function: Callable[[Any], Any]) -> Any:
     """Returns numbers after a function of each or of many at once; `in_batches` still gives many at once."""
     numbers, made = dataset.map(function), getattr(dataset, _IN_BATCHES, None)

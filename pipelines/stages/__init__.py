@@ -1,4 +1,4 @@
 """The stages of a pipeline: each decides how it is set, says why, and applies itself to the dataset.
 
-plan.py decides their order.
+arrangement.py decides their order.
 """
