@@ -16,7 +16,7 @@ from tfopt.bench.workloads import photos
 from tfopt.files import write_atomic
 from tfopt.measure import environment
 from tfopt.pipelines import CentralCrop, RandomCrop, images, plan_pipeline
-from tfopt.pipelines.cache.values import fingerprint
+from tfopt.pipelines.cache.value_hash import hash_value
 from tfopt.pipelines.inspection import facts
 
 REPEATS = 7
@@ -49,7 +49,7 @@ def fingerprint_files(folder):
     """Seconds to fingerprint the source of a folder of images."""
     source = images(folder)
     started = time.perf_counter()
-    fingerprint(source.fingerprint(), name="source")
+    hash_value(source.fingerprint(), name="source")
     return time.perf_counter() - started
 
 

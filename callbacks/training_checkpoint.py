@@ -24,13 +24,13 @@ from tfopt.callbacks.shared.running_fit import (
     running_list,
 )
 from tfopt.checkpoint import callback_states
+from tfopt.checkpoint.fit_state import Training
 from tfopt.checkpoint.folder.reading import Checkpoint, read
 from tfopt.checkpoint.folder.store import Store, checked_best
 from tfopt.checkpoint.position import DataPosition
 from tfopt.checkpoint.processes import Processes
 from tfopt.checkpoint.saver import Saver
 from tfopt.checkpoint.signals import Signals, checked_signals
-from tfopt.checkpoint.training import Training
 from tfopt.distribute.cluster.together import all_or_none
 from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name

@@ -16,9 +16,9 @@ from tfopt.pipelines.loaders.loader import is_loader
 from tfopt.pipelines.plan import PipelinePlan, plan_pipeline, unknown_option, warn_left_out
 from tfopt.pipelines.shared.elements import element_of, without_autograph
 from tfopt.pipelines.shared.epochs import Position
+from tfopt.pipelines.shared.mixture_turns import OwnTurns, Schedule, schedule
 from tfopt.pipelines.shared.nondeterminism import refuse_draws
 from tfopt.pipelines.shared.options import Choices, PipelineOptions, expect_name
-from tfopt.pipelines.shared.schedule import OwnTurns, Schedule, schedule
 from tfopt.pipelines.shared.seeding import mixed_seed
 from tfopt.pipelines.sources.parts import (
     Part,

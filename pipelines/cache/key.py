@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfopt.pipelines.cache.choice import CacheChoice, reads_by_position
 from tfopt.pipelines.cache.folder import FORMAT
-from tfopt.pipelines.cache.graph import hash_graph
-from tfopt.pipelines.cache.values import fingerprint
+from tfopt.pipelines.cache.graph_hash import hash_graph
+from tfopt.pipelines.cache.value_hash import hash_value
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.nondeterminism import CHANGING
 from tfopt.pipelines.shared.options import PipelineOptions
@@ -70,7 +70,7 @@ def expect_one_order(facts: Facts) -> None:
 def _of_values(value: Any, options: PipelineOptions) -> str:
     """Returns the fingerprint of a source; if it has none, `cache_key` stands for it."""
     try:
-        return fingerprint(value, name="source")
+        return hash_value(value, name="source")
     except ValueError:
         if options.cache_key is None:
             raise

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.cache.values import fingerprint
+from tfopt.pipelines.cache.value_hash import hash_value
 from tfopt.pipelines.sources.shapes import gathered
 from tfopt.pipelines.sources.source import Source, common_length, held_on_host, named_leaves
 
@@ -56,7 +56,7 @@ def arrays(data: Any) -> Source:
 
     @functools.cache
     def contents() -> str:
-        return fingerprint(tensors, name="data")  # once: nobody else holds these copies
+        return hash_value(tensors, name="data")  # once: nobody else holds these copies
 
     ragged = any(isinstance(leaf, tf.RaggedTensor) for _, leaf in named)
 

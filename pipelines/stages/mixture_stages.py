@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfopt.pipelines.cache.choice import CacheChoice
 from tfopt.pipelines.inspection.facts import Facts
 from tfopt.pipelines.shared.epochs import Epoch, Readings
+from tfopt.pipelines.shared.mixture_turns import Schedule
 from tfopt.pipelines.shared.options import PipelineOptions
-from tfopt.pipelines.shared.schedule import Schedule
 from tfopt.pipelines.shared.seeding import in_turns
 from tfopt.pipelines.stages.example_stages import Cache
 from tfopt.pipelines.stages.stage import Flow, Stage, split_at_cache

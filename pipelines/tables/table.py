@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.errors import PipelineError
-from tfopt.pipelines.cache.values import fingerprint
+from tfopt.pipelines.cache.value_hash import hash_value
 from tfopt.pipelines.shared.elements import without_autograph
 from tfopt.pipelines.shared.paths import absolute, as_path, expect_reachable, expect_utf8, file_stamps
 from tfopt.pipelines.shared.seeding import from_batches, random_bits
@@ -195,7 +195,7 @@ def _held(name: str, layout: Layout, arrays: list[Any], stamps: Any) -> Source:
 
     @functools.cache
     def contents() -> Any:
-        return stamps or fingerprint(tensors, name="data")
+        return stamps or hash_value(tensors, name="data")
 
     def rows(index: Any) -> Any:
         return layout.example(*(tf.gather(held, index) for held in held_on_host(lambda: tensors)))

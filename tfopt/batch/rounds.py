@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.batch.averaging import averages
+from tfopt.batch.loss_reduction import averages
 from tfopt.errors import UnsupportedError
 from tfopt.repairs.optimizers import ROUNDS, Reduction, reductions_noted
 from tfopt.repairs.repair import in_several_replicas, is_alone, trains_together

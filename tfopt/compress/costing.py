@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.model_cost import LayerCost, ModelCost
-from tfopt.compress.versions.arguments import require_one_device
+from tfopt.compress.versions.requirements import require_one_device
 from tfopt.errors import PipelineError, TfoptError, UnsupportedError, summarize_error
 from tfopt.hardware import gpus, host
 from tfopt.measure import copy_gib_per_second, interleave, matmul_tflops

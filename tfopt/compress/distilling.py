@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.compress.versions.arguments import require_one_device
+from tfopt.compress.versions.requirements import require_one_device
 from tfopt.errors import UnsupportedError, summarize_error
 from tfopt.kernels.replacing import renew, replace, replacement
 from tfopt.model.batches import Data, as_dataset, first_batch, specs_of

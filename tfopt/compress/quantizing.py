@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
 from tfopt.compress.versions.footprint import Footprint, compared, footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.compress.versions.requirements import require_finite, require_single, trial_batch
 from tfopt.errors import UnsupportedError
 from tfopt.measure import Comparison, compare
 from tfopt.model.batches import Data, as_dataset

@@ -4,8 +4,8 @@ import pytest
 
 from tfopt import repairs
 from tfopt.compress.versions import footprint
-from tfopt.compress.versions.arguments import trial_batch
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.compress.versions.requirements import trial_batch
 from tfopt.errors import TfoptError, UnsupportedError
 
 _L = keras.layers

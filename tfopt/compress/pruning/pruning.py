@@ -2,14 +2,13 @@
 
 import keras
 
-from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import graph_of
 from tfopt.compress.pruning.masking import apply, channel_masks
 from tfopt.compress.pruning.report import Pruned
-from tfopt.compress.pruning.selecting import Importance, choose, scorer
-from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
+from tfopt.compress.pruning.selecting import Importance, checked_importance, checked_sparsity, choose, scorer
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.compress.versions.requirements import require_finite, require_single, trial_batch
 from tfopt.errors import TfoptError
 from tfopt.model.batches import Data
 

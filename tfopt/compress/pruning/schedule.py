@@ -6,14 +6,13 @@ import keras
 import numpy as np
 
 from tfopt import checks
-from tfopt.compress.pruning.arguments import checked_importance, checked_sparsity
 from tfopt.compress.pruning.graph import Graph, graph_of
 from tfopt.compress.pruning.masking import Held, Mask, all_zero, apply, channel_masks
 from tfopt.compress.pruning.report import Pruned
-from tfopt.compress.pruning.selecting import Importance, by_norm, choose, scorer
-from tfopt.compress.versions.arguments import require_finite, require_single, trial_batch
+from tfopt.compress.pruning.selecting import Importance, by_norm, checked_importance, checked_sparsity, choose, scorer
 from tfopt.compress.versions.footprint import footprints
 from tfopt.compress.versions.rebuilding import rebuilt, require_same
+from tfopt.compress.versions.requirements import require_finite, require_single, trial_batch
 from tfopt.model.batches import one_batch
 from tfopt.model.state import rebuild_step_function
 from tfopt.warn import warn_caller

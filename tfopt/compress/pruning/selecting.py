@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt import checks
 from tfopt.compress.pruning.graph import Graph
 from tfopt.compress.pruning.units import Axis, Numbers
-from tfopt.errors import TfoptError
+from tfopt.errors import TfoptError, unknown_name
 from tfopt.model.batches import as_dataset
 from tfopt.model.state import layers_in_float32
 
@@ -19,6 +20,22 @@ Importance = Literal["taylor", "norm"]
 _BATCHES = 32
 _UNROUNDED = 32
 _MULTIPLE = 8  # for Tensor Cores
+
+
+def checked_sparsity(sparsity: float) -> float:
+    """Returns the share to remove; raises a TypeError or ValueError if it is none."""
+    remedy = "Pass a share such as 0.5, to remove half."
+    share = checks.number("sparsity", sparsity, remedy, above=0)
+    if share >= 1:
+        raise ValueError(f"Expected sparsity to be below 1. Received: {sparsity!r}. {remedy}")
+    return share
+
+
+def checked_importance(importance: Importance) -> Importance:
+    """Returns the kind of importance; raises a ValueError if it is unknown."""
+    if importance not in get_args(Importance):
+        raise unknown_name("importance", importance, get_args(Importance))
+    return importance
 
 
 def kept_of(count: int, sparsity: float) -> int:

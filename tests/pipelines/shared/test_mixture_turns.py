@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from quick import first_quick
 
-from tfopt.pipelines.shared.schedule import schedule
+from tfopt.pipelines.shared.mixture_turns import schedule
 
 TURNS = 2500
 

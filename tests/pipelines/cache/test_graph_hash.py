@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.internals.graphs import definition_of
-from tfopt.pipelines.cache.graph import _FILES, _PURE, _Walk, hash_graph
+from tfopt.pipelines.cache.graph_hash import _FILES, _PURE, _Walk, hash_graph
 from tfopt.pipelines.shared.nondeterminism import kind_of_operation
 from tfopt.pipelines.sources.source import held_on_host
 

@@ -1,4 +1,4 @@
-"""`fingerprint(value, name=...)`: a hash of plain values, such as what a source's `fingerprint` returns."""
+"""Hashes plain values, such as what a source's `fingerprint` returns."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ import tensorflow as tf
 _CHUNK_BYTES = 16 * 2**20  # part of the result: another size would give another fingerprint
 
 
-def fingerprint(value: Any, *, name: str) -> str:
+def hash_value(value: Any, *, name: str) -> str:
     """Returns a text that is the same in every process for the same values, and different for others.
 
     Types count, and so does the order of a dict's items.
@@ -29,7 +29,7 @@ def fingerprint(value: Any, *, name: str) -> str:
         ValueError: If it holds anything else, such as a function.
 
     Example:
-        >>> fingerprint({"size": 2}, name="source") == fingerprint({"size": 2.0}, name="source")
+        >>> hash_value({"size": 2}, name="source") == hash_value({"size": 2.0}, name="source")
         False
     """
     return _of(value, name).hex()

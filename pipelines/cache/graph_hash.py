@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.core.framework.dataset_metadata_pb2 import Metadata
 
 from tfopt.internals.graphs import definition_of
-from tfopt.pipelines.cache.values import digest, fingerprint
+from tfopt.pipelines.cache.value_hash import digest, hash_value
 from tfopt.pipelines.shared.nondeterminism import HELD
 
 _PYTHON = frozenset(["EagerPyFunc", "PyFunc", "PyFuncStateless"])
@@ -70,7 +70,7 @@ def hash_graph(function: Any, *, reads_files: bool) -> tuple[str, list[str]]:
             values.append(tensor)
         elif taken.op.name not in held:  # what a source holds is in its fingerprint
             walk.unseen.append("a captured dataset" if tensor.dtype == tf.variant else "a captured variable or table")
-    parts: list[bytes | str] = [digest(results), digest(effects), fingerprint(values, name="captured")]
+    parts: list[bytes | str] = [digest(results), digest(effects), hash_value(values, name="captured")]
     return digest(parts).hex(), walk.unseen
 
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfopt.pipelines.cache import values
-from tfopt.pipelines.cache.values import digest, fingerprint
+from tfopt.pipelines.cache import value_hash
+from tfopt.pipelines.cache.value_hash import digest, hash_value
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary()
 nested = st.recursive(
@@ -20,7 +20,7 @@ nested = st.recursive(
 
 
 def print_of(value):
-    return fingerprint(value, name="value")
+    return hash_value(value, name="value")
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_unlike_values_have_unlike_fingerprints():
 def test_what_is_no_plain_value_is_refused_by_name(value):
     kind = "the function" if callable(value) else f"type {type(value).__module__}.{type(value).__qualname__}"
     with pytest.raises(ValueError, match=rf"plain values in 'source'.*{kind}.*cache_key="):
-        fingerprint({"a": [value]}, name="source")
+        hash_value({"a": [value]}, name="source")
 
 
 def test_how_an_array_lies_in_memory_does_not_count(tmp_path):
@@ -100,7 +100,7 @@ def test_the_bytes_between_fields_do_not_count():
 @pytest.mark.parametrize("shape", [(1000,), (10, 100), (1, 1000), (1000, 1)])
 @pytest.mark.parametrize("chunk_bytes", [64, 640, 10**6])
 def test_every_element_of_a_large_array_counts(monkeypatch, shape, chunk_bytes):
-    monkeypatch.setattr(values, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(value_hash, "_CHUNK_BYTES", chunk_bytes)
     array = np.zeros(shape, np.int16)
     found = {print_of(array)}
     for place in (0, 1, 31, 32, 499, 998, 999):
