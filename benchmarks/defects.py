@@ -1,10 +1,8 @@
 """Every defect of docs/repairs.md, measured in stock Keras and TensorFlow and with tfopt, beside the right value.
 
     python benchmarks/defects.py [RESULTS.json] [--defect D1] [--budget SECONDS]
-    python benchmarks/defects.py benchmarks/results/defects-cpu.json --page docs/repairs.md
 
 Each figure is measured in separate processes, the stock one without any repair. Results are written after each.
-With `--page`, nothing is measured: the results go into the table of that page.
 """
 
 import argparse
@@ -15,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from defect_cases import STOCK, TFOPT, data, filled, fitting, float16, recomputation, replicas, run, xla
+from defect_cases import STOCK, TFOPT, data, fitting, float16, recomputation, replicas, run, xla
 
 from tfopt.bench import isolated
 from tfopt.files import write_atomic
@@ -52,20 +50,15 @@ def both(case):
 def arguments():
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write, or with --page to read")
+    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
     parser.add_argument("--defect", action="append", metavar="D1", help="only this one; may be repeated")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no case after this")
-    parser.add_argument("--page", type=Path, metavar="PAGE.md", help="put RESULTS.json into this page's table")
     return parser.parse_args()
 
 
 def main():
     """Measures, prints and writes."""
     options, started = arguments(), time.monotonic()
-    if options.page:
-        recorded = json.loads(Path(options.results).read_text(encoding="utf-8"))
-        write_atomic(options.page, filled(options.page.read_text(encoding="utf-8"), recorded))
-        return
     document = {
         "schema_version": 1,
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/diagnose.py"
 RESULTS = ROOT / "benchmarks" / "results" / "diagnosis-cpu.json"
 CAUSES = 3  # that README.md has room for
-WHOLE, SHORT = ROOT / "docs" / "diagnosis.md", ROOT / "README.md"
+LONG, SHORT = ROOT / "docs" / "diagnosis.md", ROOT / "README.md"
 _COMMAND = f"```\n$ tfopt-bench doctor {SCRIPT}\n"
 
 
@@ -34,9 +34,9 @@ def filled(page, said):
     return block
 
 
-def whole(diagnosis):
-    """All that the command prints."""
-    return str(diagnosis)
+def begun(diagnosis):
+    """What the command prints up to the second cause."""
+    return str(diagnosis).partition(f"\n\n{diagnosis.worth_changing[1].name}, ")[0] + "\n\n…"
 
 
 def short(diagnosis):
@@ -55,7 +55,7 @@ def main():
         found = examine([SCRIPT]).found
         write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     diagnosis = Diagnosis.from_dict(json.loads(RESULTS.read_text(encoding="utf-8")))
-    for page, said in (WHOLE, whole(diagnosis)), (SHORT, short(diagnosis)):
+    for page, said in (LONG, begun(diagnosis)), (SHORT, short(diagnosis)):
         write_atomic(page, filled(page.read_text(encoding="utf-8"), said))
     print(diagnosis)
 

@@ -1,7 +1,6 @@
 """What a case of benchmarks/defects.py is: a figure that shows a defect, its right value, and how it is measured."""
 
 import multiprocessing
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ class Case:
     """Its number in docs/repairs.md."""
 
     figure: str
-    """What is measured, for the table."""
+    """What is measured."""
 
     right: float | str
     """What it should be, by arithmetic."""
@@ -79,37 +78,3 @@ def forked(function: Callable[..., Any], *arguments: Any) -> int:
     process.kill()
     process.join()
     return process.exitcode
-
-
-def filled(page: str, document: dict[str, Any]) -> str:
-    """Returns a page with the recorded figures in the rows of its table that begin with a defect's number."""
-    lines = []
-    for line in page.split("\n"):
-        defect = re.match(r"\| (D\d+) \|", line)
-        if defect:
-            number, happens, *_, answer = line[2:-2].split(" | ")
-            first, *others = [_cells(case) for case in document["cases"] if case["defect"] == defect[1]]
-            lines.append(f"| {number} | {happens} | {first} | {answer} |")
-            lines += [f"| | | {other} | |" for other in others]
-        elif not line.startswith("| | |"):
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def _cells(case: dict[str, Any]) -> str:
-    cells = case["figure"], _number(case["right"]), _outcome(case[STOCK]), _outcome(case[TFOPT])
-    return " | ".join(cells)
-
-
-def _outcome(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "not handled"
-    if found["verdict"] in ("right", "wrong"):
-        return _number(found["value"])
-    return found["verdict"]
-
-
-def _number(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"

@@ -10,7 +10,7 @@ from tfopt.diagnosis import Diagnosis
 RECORDED = json.loads(doctor.RESULTS.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("page", "said"), [(doctor.WHOLE, doctor.whole), (doctor.SHORT, doctor.short)])
+@pytest.mark.parametrize(("page", "said"), [(doctor.LONG, doctor.begun), (doctor.SHORT, doctor.short)])
 def test_the_pages_show_the_recorded_diagnosis(page, said):
     text = page.read_text(encoding="utf-8")
     diagnosis = Diagnosis.from_dict(RECORDED)
@@ -24,7 +24,7 @@ def test_the_record_is_what_the_command_prints_and_the_pages_say_where_it_ran():
     assert printed == {name: value for name, value in RECORDED.items() if name != "unexplained_ms"}
     found = RECORDED["environment"]
     assert (found["host"]["cpus"], found["gpus"]) == (2, [])
-    for page in (doctor.WHOLE, doctor.SHORT):
+    for page in (doctor.LONG, doctor.SHORT):
         assert "on two CPU cores" in page.read_text(encoding="utf-8")
 
 

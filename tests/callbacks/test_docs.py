@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import fields
-from statistics import median
 
 import pytest
 from snippets import ROOT, run_snippets
@@ -63,14 +62,6 @@ def test_what_the_callbacks_cost_is_what_was_recorded():
     for one in (steps[name]["process"] for name in ("0.5 ms", "5 ms")):
         low, high = (f"{end:.0f}".replace("-", "−") for end in one["interval_us"])
         assert f"{one['longer_us']:.0f} µs [{low}–{high}] of {one['step_us']:.0f} µs" in prose
-    small = steps["0.5 ms"]
-    thread, hooks = small["training thread"]["longer_us"], sum(small["hooks_us"].values())
-    assert f"the training thread spends {thread:.0f}, of which the hooks take {hooks:.0f};" in prose
-    assert f"sampling takes {figures['sampler_percent_of_a_core']:.1f} % of a core" in prose
-    assert f"A week's readings take {figures['week_mib']:.0f} MiB;" in prose
-    assert f"import and construction take {median(figures['import_ms']):.0f} ms." in prose
-    assert f"their own threads spend {sum(small['threads_us'].values()):.0f}" in prose
-    assert f"the end of `fit` waits {sum(small['closing_ms'].values()):.0f} ms for them" in prose
 
 
 @pytest.mark.slow

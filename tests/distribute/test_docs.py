@@ -38,14 +38,12 @@ def test_what_it_costs_is_what_was_recorded():
     gains = {v["name"]: v["comparison"] for case in cases.values() for v in case["variants"] if v["comparison"]}
     text = (ROOT / "docs" / "distribution.md").read_text(encoding="utf-8")
     said = " ".join(text.partition("## What does it cost?")[2].partition("\n## ")[0].split())
-    for name in ("strategy()", "strategy(), fit", "shard_optimizer", "2 processes", "4 processes"):
+    for name in ("strategy()", "strategy(), fit", "shard_optimizer"):
         assert f"{gains[name]['ratio']:.2f} times" in said, name
         assert "[{:.2f}–{:.2f}]".format(*gains[name]["interval"]) in said, name
     assert f"ran {gains['LocalSteps(8)']['ratio']:.2f} times as fast" in said
     found = cases["mlp, 2 processes"]["communication"]
-    starts, sharding = found["start_to_first_step_seconds"], found["sharding"]
-    assert f"after {starts['strategy()']:.1f} s instead of {starts['tf.distribute']:.1f}" in said
+    sharding = found["sharding"]
     mib = {key: f"{value / 2**20:.2f}" for key, value in (found | sharding).items() if key.endswith(("bytes", "step"))}
-    assert f"sent {mib['sent_bytes_per_step']} MiB per step for {mib['expected_bytes_per_step']} MiB of grad" in said
     assert f"kept {mib['state_bytes']} MiB of optimizer state instead of {mib['unsharded_state_bytes']}" in said
-    assert f"sent {mib['measured_sent_bytes']} MiB per step" in said
+    assert f"sent {mib['measured_sent_bytes']} MiB per step instead of {mib['sent_bytes_per_step']}" in said
