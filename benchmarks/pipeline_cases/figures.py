@@ -4,15 +4,15 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+import harness
+
 from pipeline_cases import CLOCKS, GRAIN, HAND, TFOPT, Goal
 from tfopt.bench.report import formatting
 from tfopt.bench.report.formatting import number
-from tfopt.measure import Comparison, StepTimes, compare
+from tfopt.measure import Comparison, compare
 
 JUDGED_BY = "wall_ms"
 """The clock whose figure is held against the goal; the other stands beside it."""
-
-_ONE: dict[str, Any] = {"steps_per_sample": 1, "first_step_seconds": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def speed(case: dict[str, Any], other: str, clock: str) -> Comparison | None:
     both = [turn for turn in turns if None not in turn]
     if not both:
         return None
-    return compare(*(StepTimes(repeats_ms=tuple((ms,) for ms in way), **_ONE) for way in zip(*both, strict=True)))
+    return compare(*(harness.one_sample(*way) for way in zip(*both, strict=True)))
 
 
 def _text(comparison: Comparison | None, of_time: bool, interval: bool = True) -> str:
@@ -80,7 +80,7 @@ def _median(case: dict[str, Any], name: str) -> str:
 
 
 def cells(case: dict[str, Any]) -> list[str]:
-    """Returns a line of the table, as HEADERS names its cells."""
+    """Returns a case's line of the table."""
     found, of_time = row(case), bool(case.get("goal") and case["goal"]["of_time"])
     return [
         found.question,
@@ -94,10 +94,10 @@ def cells(case: dict[str, Any]) -> list[str]:
     ]
 
 
-HEADERS = ("What", "Goal", "ms by hand", "ms", "By the wall", "By CPU time", "Of Grain's speed", "")
+_FIGURES = ("ms by hand", "ms", "By the wall", "By CPU time", "Of Grain's speed")
 
 
 def markdown(document: dict[str, Any]) -> str:
     """Returns the table of all cases as GitHub's Markdown."""
-    rows = [HEADERS, ("---", "---", *["---:"] * 5, "---"), *map(cells, document["cases"])]
-    return "".join(f"| {' | '.join(one)} |\n" for one in rows)
+    heads = ("What", "Goal", *_FIGURES, "")
+    return harness.table(heads, map(cells, document["cases"]), right=_FIGURES) + "\n"
