@@ -152,19 +152,20 @@ def suites(setting):
 
 
 def scripts(setting):
-    """What deciding and the callbacks cost."""
-    names = {"decisions": 200} if setting.rehearse else {"callbacks": 200, "decisions": 280}
+    """What deciding and the callbacks cost, and cases that tfopt-bench does without."""
     tiny = ("--repeats", "1") if setting.rehearse else ()
-    files = {"decisions": "decisions.py", "callbacks": "callback_cost.py"}
+    costs = {"callback_cost": ("callbacks.json", 200), "decisions": ("decisions.json", 280)}
+    cases = {name: (name, STEP_SECONDS) for name in ("memory_batch", "compress", "cost", "distribute")}
+    wanted = {"decisions": costs["decisions"]} if setting.rehearse else costs | cases
     return [
         Part(
             name=name,
-            command=(str(HERE / files[name]), str(setting.folder / f"{name}.json"), *tiny),
+            command=(str(HERE / f"{name}.py"), str(setting.folder / results), *tiny),
             limit_seconds=limit,
             read=_said,
             figures=lambda records: "; ".join(record["said"] for record in last_run(records))[:300],
         )
-        for name, limit in names.items()
+        for name, (results, limit) in wanted.items()
     ]
 
 
@@ -207,7 +208,7 @@ STEPS = (
     Step("tests marked gpu", "4 min", "gpu_tests.jsonl", gpu_tests, at_once=8),
     Step("PyTorch, before", "5 min", "peers.jsonl", partial(torch_peers, name="before")),
     Step("tfopt-bench run gpu", "8 min, about four times", "tfopt_bench.jsonl", suites),
-    Step("decisions and callbacks", "6 min", "scripts.jsonl", scripts),
+    Step("more scripts", "8 min, about three times", "scripts.jsonl", scripts),
     Step("PyTorch, after", "5 min", "peers.jsonl", partial(torch_peers, name="after")),
     Step("goals and report", "1 min", "goals.jsonl", goals),
     Step("examples and quick tests", "6 min", "other_tests.jsonl", other_tests),

@@ -1,17 +1,21 @@
-"""What the benchmarks share: the command line, the file of results, intervals, and tables in pages of docs/."""
+"""What the benchmarks share: command line, file of results, intervals, tables in pages of docs/; and running cases."""
 
 import argparse
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tfopt import measure
+from tfopt.bench import isolated
 from tfopt.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _DRAWS = 2000
+_LISTING_SECONDS = 300.0
 
 
 def parser(description, results=None):
@@ -77,3 +81,50 @@ def filled(page, name, text):
 def fill(path, name, text):
     """Puts a text into a page."""
     write_atomic(path, filled(path.read_text("utf-8"), name, text))
+
+
+def run_cases(description, cases):
+    """The main of a script of `tfopt.bench`'s cases: measures each in a process of its own, and prints their table."""
+    from tfopt.bench.report import terminal
+    from tfopt.bench.results.run_file import RunFile
+
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="tfopt-bench-results", metavar="FOLDER", help="for the results")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="begins so; may be repeated")
+    parser.add_argument("--repeats", type=int, metavar="N", help="turns of each variant")
+    options = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow's remarks bury the table
+    listed, environment, small = isolated.call(_listed, cases, seconds=_LISTING_SECONDS)
+    file = RunFile.create(options.folder, sorted({one.suite for one, _ in listed}), environment, small=small)
+    for number, (planned, limit_seconds) in enumerate(listed):
+        if options.case and not planned.workload.startswith(tuple(options.case)):
+            continue
+        arguments = cases, number, options.repeats
+        try:
+            found = isolated.call(_measured, *arguments, seconds=limit_seconds, on_message=file.put)
+        except Exception as error:  # noqa: BLE001  the others are measured
+            so_far = file.run.case(planned.address) or planned
+            found = replace(so_far.with_metrics(), unfinished=None, error=f"{type(error).__name__}: {error}")
+        file.put(found)
+    file.end("complete")
+    print(f"{terminal(file.run)}\n\nResults: {file.path}")
+
+
+def _listed(send, cases):
+    """What each case is before it is measured and how long it may take; the environment; and whether sizes are small.
+
+    In a process of its own, since a list may look for GPUs.
+    """
+    from tfopt.bench.run import default_scale
+
+    scale = default_scale()
+    listed = [(case.planned, case.limit_seconds) for case in cases(scale)]
+    return listed, measure.environment(), scale.resnet is None
+
+
+def _measured(send, cases, number, repeats):
+    from tfopt.bench.cases.measuring import measure
+    from tfopt.bench.run import default_scale
+
+    case = cases(default_scale())[number]
+    return measure(replace(case, repeats=repeats or case.repeats), lambda result, variant: send(result))
