@@ -16,6 +16,7 @@ import math
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -48,7 +49,7 @@ LIMIT_SECONDS = 180.0  # of a case, after which it counts as hung
 def run(send, name, scale, turns):
     """Measures one case; `send` takes its JSON after each round."""
     with tempfile.TemporaryDirectory() as folder:
-        return measure(CASES[name](Path(folder), scale), turns or scale.turns, send)
+        return measure(replace(CASES[name](Path(folder), scale), name=name), turns or scale.turns, send)
 
 
 def chosen(names):
