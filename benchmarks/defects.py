@@ -7,7 +7,6 @@ Each figure is measured in separate processes, the stock one without any repair.
 With `--page`, nothing is measured: the results go into the table of that page.
 """
 
-import datetime
 import json
 import math
 import tempfile
@@ -66,7 +65,6 @@ def main():
         return
     document = harness.document(
         schema_version=1,
-        started=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         status="running",
         cases=[],
     )

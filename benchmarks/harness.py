@@ -1,6 +1,7 @@
 """What the benchmarks share: command line, file of results, intervals, tables in pages of docs/; and running cases."""
 
 import argparse
+import datetime
 import json
 import os
 from dataclasses import replace
@@ -33,8 +34,9 @@ def parser(description, results=None):
 
 
 def document(**values):
-    """Results to be written, with what they were measured on."""
-    return {"environment": measure.environment(), **values}
+    """Results to be written, with when and on what they were measured."""
+    started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"started": started, "environment": measure.environment(), **values}
 
 
 def write(path, document):

@@ -99,24 +99,19 @@ def same_losses(which: str) -> Judge:
 
 
 def _saving(trained: Training) -> Case:
-    ways: dict[str, tuple[str, _Put]] = {
-        "as Keras computes it": ("all activations and logits are kept", None),
-        "recomputed": ("tfopt.memory.recompute", recompute),
-        "activations recomputed": ('recompute(model, "activations")', partial(recompute, layers="activations")),
-        "loss in pieces": (
-            "tfopt.kernels.chunk_cross_entropy",
-            partial(kernels.chunk_cross_entropy, chunks=_PIECES),
-        ),
-    }
+    in_pieces = partial(kernels.chunk_cross_entropy, chunks=_PIECES)
+    ways = (
+        ("as Keras computes it", "all activations and logits are kept", None),
+        ("recomputed", "tfopt.memory.recompute", recompute),
+        ("activations recomputed", 'recompute(model, "activations")', partial(recompute, layers="activations")),
+        ("loss in pieces", "tfopt.kernels.chunk_cross_entropy", in_pieces),
+    )
     return Case(
         suite="memory",
         workload=trained.workload,
         question="How much memory does each technique save, and how much slower is a step?",
         unit="training step",
-        variants=[
-            Variant(name=name, note=note, timer=partial(_timer, trained, put), values=partial(_found, trained, put))
-            for name, (note, put) in ways.items()
-        ],
+        variants=_variants(ways, partial(_timer, trained), partial(_found, trained)),
         judge=same_losses(f"of {_LOSSES} steps on one batch"),
     )
 

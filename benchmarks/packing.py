@@ -10,7 +10,6 @@ positions that hold tokens. A second table has the batches alone, packed by tfop
 generator by hand.
 """
 
-import datetime
 import time
 
 import harness
@@ -233,7 +232,6 @@ def main():
     figures = measure_training(texts, turns)
     show(figures)
     document = harness.document(
-        started=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         documents=len(texts),
         length=LENGTH,
         figures=figures,

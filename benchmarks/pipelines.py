@@ -11,7 +11,6 @@ ratios with a 95 % interval. Goals are met by the median by the wall; CPU time s
 on the machine disturb less. Results are written after each round of turns.
 """
 
-import datetime
 import math
 import statistics
 import tempfile
@@ -109,7 +108,6 @@ def main():
         print("\n".join(names))
         return
     document = harness.document(
-        started=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         judged_by=figures.JUDGED_BY,
         status="running",
         cases=[],

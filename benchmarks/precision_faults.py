@@ -305,8 +305,8 @@ def main():
     )
     options = parser.parse_args()
     document = harness.document(status="running", trainings=[])
-    if options.only and options.results:
-        document = harness.read(options.results)
+    if options.only:
+        document = harness.read(options.results, document)
     done = {training["name"]: training for training in document["trainings"]}
 
     def save(found=None):

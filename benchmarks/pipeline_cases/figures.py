@@ -1,7 +1,6 @@
 """What follows from the samples: speeds in times of that by hand, with intervals, and whether goals are met."""
 
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
 import harness
@@ -15,39 +14,16 @@ JUDGED_BY = "wall_ms"
 """The clock whose figure is held against the goal; the other stands beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A case, as the table shows it."""
-
-    question: str
-    goal: str
-    wall: Comparison | None  # tfopt against tf.data by hand; None before both have samples
-    cpu: Comparison | None
-    grain: Comparison | None  # tfopt against Grain, by the wall
-    verdict: str  # "met", "missed", "no goal", or what went wrong
-
-
-def row(case: dict[str, Any]) -> Row:
-    """Returns the figures of a case's JSON."""
-    goal = case.get("goal")
-    wall, cpu = (speed(case, HAND, clock) for clock in CLOCKS)
-    judged = {"wall_ms": wall, "cpu_ms": cpu}[JUDGED_BY]
+def verdict(case: dict[str, Any]) -> str:
+    """Returns "met", "missed", "no goal", or what went wrong with a case."""
+    goal, judged = case.get("goal"), speed(case, HAND, JUDGED_BY)
     if case.get("error"):
-        verdict = f"failed: {case['error']}"
-    elif judged is None:
-        verdict = "not measured"
-    elif goal is None:
-        verdict = "no goal"
-    else:
-        verdict = "met" if Goal(**goal).met(judged.ratio) else "missed"
-    return Row(
-        question=case["question"],
-        goal=goal["text"] if goal else "–",
-        wall=wall,
-        cpu=cpu,
-        grain=speed(case, GRAIN, JUDGED_BY),
-        verdict=verdict,
-    )
+        return f"failed: {case['error']}"
+    if judged is None:
+        return "not measured"
+    if goal is None:
+        return "no goal"
+    return "met" if Goal(**goal).met(judged.ratio) else "missed"
 
 
 def samples_of(case: dict[str, Any], clock: str) -> dict[str, list[float | None]]:
@@ -81,16 +57,16 @@ def _median(case: dict[str, Any], name: str) -> str:
 
 def cells(case: dict[str, Any]) -> list[str]:
     """Returns a case's line of the table."""
-    found, of_time = row(case), bool(case.get("goal") and case["goal"]["of_time"])
+    goal = case.get("goal")
+    of_time = bool(goal and goal["of_time"])
     return [
-        found.question,
-        found.goal,
+        case["question"],
+        goal["text"] if goal else "–",
         _median(case, HAND),
         _median(case, TFOPT),
-        _text(found.wall, of_time),
-        _text(found.cpu, of_time),
-        _text(found.grain, False, interval=False),
-        found.verdict,
+        *(_text(speed(case, HAND, clock), of_time) for clock in CLOCKS),
+        _text(speed(case, GRAIN, JUDGED_BY), False, interval=False),
+        verdict(case),
     ]
 
 
