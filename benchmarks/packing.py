@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfopt
+from tfopt.bench.report.formatting import ratio
 from tfopt.measure import compare
 from tfopt.pipelines import build_pipeline, next_tokens, tokens
 
@@ -209,9 +210,8 @@ def compared(found, passes, baseline):
 def show(figures):
     """Prints a line for each way."""
     for name, one in figures.items():
-        low, high = one["interval"]
         print(
-            f"{name:30} {one['tokens_per_second']:9,.0f} tokens/s, {one['speed']:.2f}× [{low:.2f}–{high:.2f}], "
+            f"{name:30} {one['tokens_per_second']:9,.0f} tokens/s, {ratio(one['speed'], one['interval'])}, "
             f"{one['tokens'] / one['positions']:.0%} of positions used",
             flush=True,
         )
