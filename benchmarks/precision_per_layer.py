@@ -15,7 +15,8 @@ import keras
 import numpy as np
 
 from tfopt import precision
-from tfopt.measure import Comparison, StepTimer, StepTimes, compare, interleave
+from tfopt.bench.report.formatting import ratio
+from tfopt.measure import StepTimer, StepTimes, compare, interleave
 
 TURNS, STEPS = 8, 5  # by CPU time
 _layers = keras.layers
@@ -105,7 +106,7 @@ def markdown(document):
             _speed(compare(wall["float32"], wall["mixed_bfloat16"])),
             _speed(compare(cpu["float32"], cpu["mixed_bfloat16"])),
             of_all,
-            _speed(Comparison(**_fields(found["speedup"]["float32"]))) if half else "–",
+            ratio(found["speedup"]["float32"]["ratio"], found["speedup"]["float32"]["interval"]) if half else "–",
             _speed(compare(cpu["float32"], cpu["chosen"])) if half else "–",
             f"{100 * found['error']:.2g} %" if half else "–",
         ]
@@ -113,13 +114,8 @@ def markdown(document):
     return harness.table(heads, lines, right={*heads} - {"Model", "Chosen"}) + "\n"
 
 
-def _fields(comparison):
-    return {"ratio": comparison["ratio"], "interval": tuple(comparison["interval"])}
-
-
 def _speed(comparison):
-    low, high = comparison.interval
-    return f"{comparison.ratio:.2f}× [{low:.2f}–{high:.2f}]"
+    return ratio(comparison.ratio, comparison.interval)
 
 
 def main():

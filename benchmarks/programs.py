@@ -13,6 +13,7 @@ import os
 import harness
 
 from tfopt.bench.doctor import examine
+from tfopt.bench.report.formatting import ratio
 from tfopt.diagnosis import Diagnosis
 from tfopt.measure.times import StepTimes, compare
 from tfopt.text import figure
@@ -42,9 +43,7 @@ def runs(measured, diagnosis):
         return [f"{figure(diagnosis.now.median_ms)} ms", "", ""]
     plain, tuned = (StepTimes.from_dict(measured[how]["times"]) for how in ("as it is", "tuned"))
     gain = compare(plain, tuned)
-    between = f" [{figure(gain.interval[0])}–{figure(gain.interval[1])}]" if gain.interval else ""
-    said = f"{figure(gain.ratio)}×{between}"
-    return [f"{figure(plain.median_ms)} ms", f"{figure(tuned.median_ms)} ms", said]
+    return [f"{figure(plain.median_ms)} ms", f"{figure(tuned.median_ms)} ms", ratio(gain.ratio, gain.interval)]
 
 
 def recorded(path=RESULTS):
