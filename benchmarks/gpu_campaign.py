@@ -159,12 +159,12 @@ def scripts(setting):
     """What deciding and the callbacks cost, and cases that tfopt-bench does without."""
     tiny = ("--repeats", "1") if setting.rehearse else ()
     costs = {"callback_cost": ("callbacks.json", 200), "decisions": ("decisions.json", 280)}
-    cases = {name: (name, STEP_SECONDS) for name in ("memory_batch", "compress", "cost", "distribute")}
+    cases = dict.fromkeys(("memory_batch", "compress", "cost", "distribute"), ("cases", STEP_SECONDS))
     wanted = {"decisions": costs["decisions"]} if setting.rehearse else costs | cases
     return [
         Part(
             name=name,
-            command=(str(HERE / f"{name}.py"), str(setting.folder / results), *tiny),
+            command=(str(HERE / f"{name}.py"), str(setting.folder / results), *tiny, *["--resume"] * (name in cases)),
             limit_seconds=limit,
             read=_said,
             figures=lambda records: "; ".join(record["said"] for record in last_run(records))[:300],

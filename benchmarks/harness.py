@@ -86,20 +86,29 @@ def fill(path, name, text):
 
 
 def run_cases(description, cases):
-    """The main of a script of `tfopt.bench`'s cases: measures each in a process of its own, and prints their table."""
+    """The main of a script of `tfopt.bench`'s cases: measures each in a process of its own, and prints their table.
+
+    Exits with code 1 if a case failed; the others are measured all the same.
+    """
     from tfopt.bench.report import terminal
+    from tfopt.bench.results.changes import differences
     from tfopt.bench.results.run_file import RunFile
 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default="tfopt-bench-results", metavar="FOLDER", help="for the results")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="begins so; may be repeated")
     parser.add_argument("--repeats", type=int, metavar="N", help="turns of each variant")
+    parser.add_argument("--resume", action="store_true", help="leave out what the last run in the folder has measured")
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow's remarks bury the table
     listed, environment, small = isolated.call(_listed, cases, seconds=_LISTING_SECONDS)
-    file = RunFile.create(options.folder, sorted({one.suite for one, _ in listed}), environment, small=small)
+    suites = sorted({one.suite for one, _ in listed})
+    file = RunFile.earlier(options.folder, suites) if options.resume else None
+    if file is None or file.run.done or differences(file.run.environment, environment):
+        file = RunFile.create(options.folder, suites, environment, small=small)
+    done = {case.address for case in file.run.cases if case.done}
     for number, (planned, limit_seconds) in enumerate(listed):
-        if options.case and not planned.workload.startswith(tuple(options.case)):
+        if planned.address in done or (options.case and not planned.workload.startswith(tuple(options.case))):
             continue
         arguments = cases, number, options.repeats
         try:
@@ -110,6 +119,8 @@ def run_cases(description, cases):
         file.put(found)
     file.end("complete")
     print(f"{terminal(file.run)}\n\nResults: {file.path}")
+    if any(case.error for case in file.run.cases):
+        raise SystemExit(1)
 
 
 def _listed(send, cases):
