@@ -9,7 +9,6 @@ all threads of the process included; sampling under 1 % of a core; under 100 ms 
 under 50 MB; import and construction under 50 ms beyond Keras'.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -18,17 +17,17 @@ import threading
 import time
 from pathlib import Path
 
+import harness
 import keras
 import numpy as np
 import psutil
 import tensorflow as tf
 
 from tfopt import callbacks
+from tfopt.bench import isolated
 from tfopt.callbacks.shared.reading_sources import find_source
-from tfopt.files import write_atomic
 from tfopt.hardware import GpuSample
 from tfopt.hardware.nvml import driver
-from tfopt.measure import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from fake_nvml import GPM, FakeGpu, FakeNvml
@@ -40,7 +39,6 @@ NETS = {"0.5 ms, XLA": (16, True, 4000, 10), "0.5 ms": (16, False, 4000, 25), "5
 WARM_UP = 200  # steps of each fit that are not measured
 SAMPLER_SECONDS = 20
 STARTS = 6  # processes that import; the first is not measured
-WEEK = "--week"  # for a process of its own: what others have freed would hide the growth
 WEEK_SECONDS = 7 * 24 * 3600
 IMPORT = """
 import time, tensorflow, keras
@@ -164,11 +162,10 @@ def on_a_step(width, jit_compile, steps, pairs):
 def longer(before, after):
     """The medians of a step's time and of what it takes longer with the callbacks, with an interval."""
     more = after - before
-    drawn = np.random.default_rng(0).integers(len(more), size=(2000, len(more)))
     return {
         "step_us": float(np.median(before)),
         "longer_us": float(np.median(more)),
-        "interval_us": [float(end) for end in np.percentile(np.median(more[drawn], axis=1), (2.5, 97.5))],
+        "interval_us": harness.interval(np.median, more),
         "longer_percent": float(100 * np.median(more) / np.median(before)),
         "fits_us": {"without": before.tolist(), "with": after.tolist()},
     }
@@ -235,14 +232,11 @@ class Wait(keras.callbacks.Callback):
             self.percent = 100 * (sum(cpu_seconds().values()) - before) / (time.perf_counter() - started)
 
 
-def of_a_week():
-    """MiB that a new process grows by while the callbacks take a week's samples of a GPU at 1 Hz, and its pace."""
-    command = [sys.executable, __file__, WEEK, str(WEEK_SECONDS)]
-    return float(subprocess.check_output(command, text=True).split()[-1])
+def of_a_week(send, seconds):
+    """MiB that a new process grows by while the callbacks take a week's samples of a GPU at 1 Hz, and its pace.
 
-
-def take_a_week(seconds):
-    """Prints how many MiB this process grows by."""
+    In a process of its own: what others have freed would hide the growth.
+    """
     stand_in()
     feeding = Feed(seconds)
     with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +244,7 @@ def take_a_week(seconds):
         loggers = (callbacks.UtilizationLogger, callbacks.ThroughputLogger)
         those = [one for one in all_callbacks(folder) if not isinstance(one, loggers)]
         net(16).fit(batches(), verbose=0, callbacks=[*(kind() for kind in loggers), *those, feeding])
-    print(feeding.grown_mib)
+    return feeding.grown_mib
 
 
 class Feed(keras.callbacks.Callback):
@@ -293,13 +287,13 @@ def to_begin_with():
 def main():
     """Measures all of it, and writes what there is after each part."""
     figures = {"on a step": {}}
-    document = {"environment": environment(), "stand_in_gpus": GPUS, "batch_size": BATCH, "figures": figures}
+    results = harness.parser(__doc__).parse_args().results
+    document = harness.document(stand_in_gpus=GPUS, batch_size=BATCH, figures=figures)
     stand_in()
 
     def save(text):
         print(text, flush=True)
-        if len(sys.argv) > 1:
-            write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+        harness.write(results, document)
 
     for name, sizes in reversed(NETS.items()):
         figure = figures["on a step"][name] = on_a_step(*sizes)
@@ -314,7 +308,7 @@ def main():
                 save(f"{name}, {what}: {', '.join(f'{one} {value:.2f}' for one, value in values.items())} {unit}")
     figures["sampler_percent_of_a_core"] = of_the_sampler()
     save(f"sampling: {figures['sampler_percent_of_a_core']:.2f} % of a core")
-    figures["week_mib"] = of_a_week()
+    figures["week_mib"] = isolated.call(of_a_week, WEEK_SECONDS, seconds=3600)
     save(f"a week: {figures['week_mib']:.1f} MiB")
     figures["import_ms"] = to_begin_with()
     figures["threads_left"] = [one.name for one in threading.enumerate() if one.name.startswith("tfopt-")]
@@ -322,4 +316,4 @@ def main():
 
 
 if __name__ == "__main__":
-    take_a_week(int(sys.argv[2])) if sys.argv[1:2] == [WEEK] else main()
+    main()

@@ -1,7 +1,7 @@
 """Kills trainings that save checkpoints, and records what is lost: with tfopt nothing, with others what they lose.
 
     python -m venv ORBAX && ORBAX/bin/pip install -r benchmarks/peers/requirements-orbax.txt
-    PYTHONPATH=tests/support python benchmarks/checkpoint_kills.py ORBAX/bin/python [RESULTS.json]
+    PYTHONPATH=tests/support python benchmarks/checkpoint_kills.py [RESULTS.json] --orbax ORBAX/bin/python
 
 All kills are SIGKILL. First come the folder alone (tests/support/killed_trainings.py) and trainings with `fit` and
 TrainingCheckpoint (tests/support/killed_fits.py), killed after calls that change the disk, in the middle of writes and
@@ -20,17 +20,16 @@ started again, as each way's documentation says. Orbax saves arrays in a script 
 """
 
 import hashlib
-import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import harness
 import keras
 import killed_fits
 import tensorflow as tf
@@ -39,8 +38,6 @@ from killed_trainings import kill_at_calls, kill_at_moments
 
 from tfopt.callbacks import TrainingCheckpoint
 from tfopt.checkpoint.folder.store import Store
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
 MOMENTS = 200  # of the folder alone
 FIT_MOMENTS = 40  # with each of two kinds of data
@@ -214,7 +211,9 @@ def count(found, begun, notes, states, whole):
 
 def main():
     """Kills, prints and writes."""
-    python, *results = sys.argv[1:]
+    parser = harness.parser(__doc__)
+    parser.add_argument("--orbax", required=True, metavar="PYTHON", help="of an environment with Orbax")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         calls = kill_at_calls(folder / "calls", 1)
@@ -227,7 +226,7 @@ def main():
         print(
             f"killed after {calls['kills']} calls, at {moments['kills']} moments, and {kills} trainings: nothing lost"
         )
-        ways = {way: partial(train, way) for way in WAYS} | {"Orbax, arrays": partial(save_with_orbax, python)}
+        ways = {way: partial(train, way) for way in WAYS} | {"Orbax, arrays": partial(save_with_orbax, options.orbax)}
         in_saves = {}
         for way, started in ways.items():
             place = folder / "peer"
@@ -237,8 +236,7 @@ def main():
             shutil.rmtree(place)
     document = {"calls": calls, "moments": moments, "fits": fits | {"kills": kills, "not_equal": 0}}
     document |= {"lost": 0, "partly_read": 0, "in_saves": in_saves}
-    if results:
-        write_atomic(results[0], json.dumps({"environment": environment(), **document}, indent=1) + "\n")
+    harness.write(options.results, harness.document(**document))
 
 
 if __name__ == "__main__":

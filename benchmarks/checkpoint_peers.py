@@ -1,11 +1,11 @@
 """Saving and restoring a training of 384 MiB: TrainingCheckpoint beside TensorFlow, Keras and Orbax.
 
     python -m venv ORBAX && ORBAX/bin/pip install -r benchmarks/peers/requirements-orbax.txt
-    python benchmarks/checkpoint_peers.py ORBAX/bin/python [RESULTS.json] [--smoke]
+    python benchmarks/checkpoint_peers.py [RESULTS.json] [--orbax ORBAX/bin/python] [--smoke]
 
-Each turn trains for the same number of steps twice, saves after each time, and restores the last save; the ways
-alternate. Orbax saves a JAX training of the same size in its own process, which is idle otherwise. Times in
-milliseconds:
+First, each way must restore what it saved. Then each turn trains for the same number of steps twice, saves after each
+time, and restores the last save; the ways alternate. Orbax saves a JAX training of the same size in its own process,
+which is idle otherwise; without `--orbax` it is left out. Times in milliseconds:
 
 - blocked: how much longer the steps after a save took, the save included, than those before it
 - call: how long training stopped for it
@@ -18,30 +18,79 @@ the fastest of the others. On two CPU cores two goals are not met: blocked again
 the page cache; docs/checkpoints.md has the figures.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import tempfile
+import time
 from collections import defaultdict
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import harness
 import keras
+import numpy as np
+import tensorflow as tf
 
-from tfopt.bench.suites import checkpoint
-from tfopt.bench.suites.checkpoint import TFOPT, Way, one_sample, restore_ms, save_times, written_mib
-from tfopt.files import write_atomic
-from tfopt.measure import StepTimes, compare, environment, interleave
+from tfopt.callbacks import TrainingCheckpoint
+from tfopt.checkpoint import restore
+from tfopt.files import sync
+from tfopt.measure import compare, interleave
+from tfopt.measure.timers import wait
 
+WIDTH, OUTPUTS = 3886, 863
+"""Of the layers: with Adam's two slots, 384 MiB; the first two layers hold 90 % of the weights."""
+STEPS = 16
+"""Training steps between two saves: long enough for a save's background work to finish."""
+EXAMPLES = 16
+"""In a batch."""
+_FROZEN = 2  # layers
 ORBAX = "Orbax, asynchronous"
 FIELDS = ("blocked", "call", "safe", "restore", "restore_cold")
 REPEATS = 7
 LEAST_MS = 1.0  # floor for a difference, which noise can make negative
 
 
-def _resume(net, folder):
+class _TensorFlowCheckpoint(keras.callbacks.Callback):
+    """Saves the model and its optimizer with `tf.train.Checkpoint` after each epoch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+
+    def on_train_begin(self, logs=None) -> None:
+        """Makes the manager of the folder."""
+        state = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer)
+        self._manager = tf.train.CheckpointManager(state, self._folder, max_to_keep=3)
+
+    def on_epoch_end(self, epoch: int, logs=None) -> None:
+        """Saves."""
+        self._manager.save()
+
+
+def _restore_tensorflow(net: keras.Model, folder: Path) -> keras.Model:
+    state = tf.train.Checkpoint(model=net, optimizer=net.optimizer)
+    state.restore(tf.train.latest_checkpoint(folder)).assert_existing_objects_matched()
+    return net
+
+
+def _restore_tfopt(net: keras.Model, folder: Path) -> keras.Model:
+    restore(net, folder)
+    return net
+
+
+def _restore_weights(net: keras.Model, folder: Path) -> keras.Model:
+    net.load_weights(_last(folder))
+    return net
+
+
+def _restore_keras(net: keras.Model, folder: Path) -> keras.Model:
+    return keras.saving.load_model(_last(folder))  # load_weights takes longer for this format
+
+
+def _restore_backup(net: keras.Model, folder: Path) -> keras.Model:
     callback = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
     callback.set_model(net)
     callback.on_train_begin()
@@ -49,13 +98,165 @@ def _resume(net, folder):
     return net
 
 
-WAYS = checkpoint.WAYS | {
+def _last(folder: Path) -> Path:
+    return max(folder.iterdir(), key=os.path.getmtime)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to save a training."""
+
+    callbacks: Callable[[Path], list[keras.callbacks.Callback]]
+    """Makes what saves to a folder after each epoch."""
+    restore: Callable[[keras.Model, Path], keras.Model]
+    """Restores the last save into a built model and its optimizer, and returns it; `.keras` returns a new model."""
+
+
+TFOPT = "TrainingCheckpoint"
+WAYS: dict[str, Way] = {
+    "tf.train.Checkpoint": Way(
+        callbacks=lambda folder: [_TensorFlowCheckpoint(folder)],
+        restore=_restore_tensorflow,
+    ),
+    ".keras": Way(
+        callbacks=lambda folder: [keras.callbacks.ModelCheckpoint(folder / "{epoch}.keras")],
+        restore=_restore_keras,
+    ),
+    ".weights.h5": Way(
+        callbacks=lambda folder: [
+            keras.callbacks.ModelCheckpoint(folder / "{epoch}.weights.h5", save_weights_only=True)
+        ],
+        restore=_restore_weights,
+    ),
+    TFOPT: Way(
+        callbacks=lambda folder: [TrainingCheckpoint(folder, every_epochs=1, every_seconds=None)],
+        restore=_restore_tfopt,
+    ),
     "BackupAndRestore": Way(
-        note="keras.callbacks.BackupAndRestore",
         callbacks=lambda folder: [keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)],
-        restore=_resume,
-    )
+        restore=_restore_backup,
+    ),
 }
+NO_SAVE = Way(callbacks=lambda folder: [], restore=lambda net, folder: net)
+
+
+def built_net() -> keras.Model:
+    """Returns the model with its optimizer's slots, always from the same weights."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    hidden = [layers.Dense(WIDTH, activation="relu") for _ in range(2)]
+    net = keras.Sequential([keras.Input((WIDTH,)), *hidden, layers.Dense(OUTPUTS)])
+    net.compile("adam", "mse")
+    net.optimizer.build(net.trainable_variables)
+    return net
+
+
+def _dataset() -> tf.data.Dataset:
+    random = np.random.default_rng(0)
+    batch = random.random((EXAMPLES, WIDTH), "float32"), random.random((EXAMPLES, OUTPUTS), "float32")
+    return tf.data.Dataset.from_tensors(batch).repeat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveTimes:
+    """What one training with saves took, in milliseconds."""
+
+    without_save_ms: float
+    """All steps of an epoch."""
+    with_save_ms: float
+    """The same number of steps, and the save before them."""
+    call_ms: float
+    """How long training stopped for that save."""
+    safe_ms: float
+    """From the last step until `fit` has returned and the save is on disk, with no training alongside."""
+
+
+class _Marks(keras.callbacks.Callback):
+    """Reads the clock when each step begins and ends."""
+
+    def __init__(self, clock: Callable[[], float]):
+        super().__init__()
+        self._clock = clock
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs=None) -> None:
+        self.begun.append(self._clock())
+
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
+        wait()
+        self.ended.append(self._clock())
+
+
+def save_times(
+    net: keras.Model, way: Way, steps: int, folder: Path, clock: Callable[[], float] = time.perf_counter
+) -> SaveTimes:
+    """Trains two epochs of `steps` steps each, with a save to an empty folder after each."""
+    marks = _Marks(clock)
+    _fit(net, [marks, *way.callbacks(folder)], steps, 0, 2)
+    flush(folder)
+    end = clock()
+    before, after = marks.ended[:steps], marks.ended[steps:]
+    step = (before[-1] - marks.begun[1]) / (steps - 1) if steps > 1 else before[0] - marks.begun[0]
+    return SaveTimes(
+        without_save_ms=1000 * steps * step,
+        with_save_ms=1000 * (after[-1] - before[-1]),
+        call_ms=1000 * (marks.begun[steps] - before[-1]),
+        safe_ms=1000 * (end - after[-1]),
+    )
+
+
+def _fit(net: keras.Model, callbacks: list[keras.callbacks.Callback], steps: int, first: int, end: int) -> None:
+    """Trains the epochs from `first` to `end`, of `steps` steps each."""
+    epochs = {"initial_epoch": first, "epochs": end, "steps_per_epoch": steps}
+    net.fit(_dataset(), **epochs, callbacks=callbacks, shuffle=False, verbose=0)
+
+
+def flush(folder: Path) -> None:
+    """Waits until what is in a folder is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def restore_ms(way: Way, net: keras.Model, folder: Path, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Times a restore; the files may still be in the page cache."""
+    wait()
+    started = clock()
+    way.restore(net, folder)
+    wait()
+    return 1000 * (clock() - started)
+
+
+def written_mib(net: keras.Model, way: Way, folder: Path) -> tuple[float, float]:
+    """Returns what two saves write to an empty folder: of the whole net, and after only its last layer has trained."""
+    _fit(net, way.callbacks(folder), 1, 0, 1)
+    before = _files(folder)
+    for layer in net.layers[:_FROZEN]:
+        layer.trainable = False
+    net.compile(net.optimizer, net.loss)  # the optimizer keeps the slots of the frozen layers
+    _fit(net, way.callbacks(folder), 1, 1, 2)
+    after = _files(folder)
+    return _mib(before), _mib({path: found for path, found in after.items() if before.get(path) != found})
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {path: (each.st_size, each.st_mtime_ns, each.st_ino) for path, each in found.items()}
+
+
+def _mib(files: dict[Path, tuple[int, int, int]]) -> float:
+    return sum(size for size, *_ in files.values()) / 2**20
+
+
+def require_restored(name: str, way: Way) -> None:
+    """Raises RuntimeError unless a way restores a trained model and its optimizer, bit for bit."""
+    net = built_net()
+    with tempfile.TemporaryDirectory() as folder:
+        _fit(net, way.callbacks(Path(folder)), 1, 0, 1)
+        restored = way.restore(built_net(), Path(folder))
+    saved, found = ((*each.variables, *each.optimizer.variables) for each in (net, restored))
+    if len(saved) != len(found) or not all(map(np.array_equal, saved, found)):
+        raise RuntimeError(f"Expected {name} to restore what it saved. It differs.")
 
 
 class Orbax:
@@ -63,7 +264,7 @@ class Orbax:
 
     def __init__(self, python, steps):
         script = Path(__file__).parent / "peers" / "orbax_checkpoint.py"
-        sizes = (checkpoint.WIDTH, checkpoint.OUTPUTS, checkpoint.EXAMPLES, steps)
+        sizes = (WIDTH, OUTPUTS, EXAMPLES, steps)
         self._process = subprocess.Popen(
             [python, script, *map(str, sizes)],
             stdin=subprocess.PIPE,
@@ -140,15 +341,15 @@ def _times(turns, field):
         values = [max(LEAST_MS, turn["with_save_ms"] - turn["without_save_ms"]) for turn in turns]
     else:
         values = [turn[f"{field}_ms"] for turn in turns]
-    return StepTimes(repeats_ms=tuple((value,) for value in values), steps_per_sample=1, first_step_seconds=0.0)
+    return harness.one_sample(*values)
 
 
 def written(orbax):
     """MiB that each way writes: whole, and with 90 % of the weights frozen."""
-    found = {ORBAX: orbax.ask("written")}
+    found = {ORBAX: orbax.ask("written")} if orbax else {}
     for name, way in WAYS.items():
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = written_mib(checkpoint.built_net(), way, Path(folder))
+            found[name] = written_mib(built_net(), way, Path(folder))
     return found
 
 
@@ -166,43 +367,44 @@ def show(found, sizes):
 
 def measure(orbax, steps, repeats, keep):
     """Measures all ways, alternating; after each turn `keep` receives everything measured so far."""
-    net = checkpoint.built_net()
-    ways = {name: lambda way=way: of_way(way, net, steps) for name, way in WAYS.items()} | {
-        ORBAX: lambda: of_orbax(orbax)
-    }
+    net = built_net()
+    ways = {name: lambda way=way: of_way(way, net, steps) for name, way in WAYS.items()}
+    if orbax:
+        ways[ORBAX] = lambda: of_orbax(orbax)
     turns = defaultdict(list)
 
     def turn(name):
         turns[name].append(ways[name]())
-        return one_sample(turns[name][-1]["with_save_ms"], 0.0)
+        return harness.one_sample(turns[name][-1]["with_save_ms"])
 
     def done(name, number):
         print(f"turn {number + 1}, {name}: {turns[name][-1]}", flush=True)
-        if name == ORBAX:  # the last of a turn
+        if name == [*ways][-1]:  # the last of a turn
             keep(turns)
 
-    of_way(checkpoint.NO_SAVE, net, 1)  # compiles
+    of_way(NO_SAVE, net, 1)  # compiles
     interleave({name: lambda name=name: turn(name) for name in ways}, repeats, on_progress=done)
 
 
 def main():
     """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description="Saving and restoring, beside TensorFlow, Keras and Orbax.")
-    parser.add_argument("orbax", help="the python of an environment with Orbax")
-    parser.add_argument("results", nargs="?", help="a JSON file to write")
+    global WIDTH, OUTPUTS
+    parser = harness.parser(__doc__)
+    parser.add_argument("--orbax", metavar="PYTHON", help="of an environment with Orbax")
     parser.add_argument("--smoke", action="store_true", help="only show that it works: a tiny state, one turn")
-    arguments = parser.parse_args()
-    steps, repeats = checkpoint.STEPS, REPEATS
-    if arguments.smoke:
-        checkpoint.WIDTH, checkpoint.OUTPUTS, steps, repeats = 40, 9, 2, 1
-    with closing(Orbax(arguments.orbax, steps)) as orbax:
-        document = {"environment": environment(), "orbax": orbax.about["versions"], "steps": steps}
-        document["written_mib"] = written(orbax)
+    options = parser.parse_args()
+    steps, repeats = STEPS, REPEATS
+    if options.smoke:
+        WIDTH, OUTPUTS, steps, repeats = 40, 9, 2, 1
+    for name, way in WAYS.items():
+        require_restored(name, way)
+    with ExitStack() as stack:
+        orbax = stack.enter_context(closing(Orbax(options.orbax, steps))) if options.orbax else None
+        document = harness.document(orbax=orbax and orbax.about["versions"], steps=steps, written_mib=written(orbax))
 
         def keep(turns):
             document.update(figures(turns), turns=dict(turns))
-            if arguments.results:
-                write_atomic(arguments.results, json.dumps(document, indent=1) + "\n")
+            harness.write(options.results, document)
 
         measure(orbax, steps, repeats, keep)
     show(document, document["written_mib"])

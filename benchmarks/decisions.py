@@ -7,19 +7,17 @@ decision takes beyond its timed steps is no more than two first steps with XLA (
 under 20 seconds.
 """
 
-import argparse
-import json
 import statistics
 import time
 from functools import partial
 
+import harness
 import keras
 import numpy as np
 
 from tfopt import precision, xla
 from tfopt.bench.workloads import digits
-from tfopt.files import write_atomic
-from tfopt.measure import StepTimer, environment
+from tfopt.measure import StepTimer
 
 BATCH = 64
 
@@ -76,16 +74,10 @@ def measure(make, batch, repeats):
 
 def main():
     """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="of each measurement; default 5")
     options = parser.parse_args()
-    document = {"environment": environment(), "decisions": {}, "gate_seconds": []}
-
-    def save():
-        if options.results:
-            write_atomic(options.results, json.dumps(document, indent=1) + "\n")
-
+    document = harness.document(decisions={}, gate_seconds=[])
     nets = {
         "digits net, with dropout": (digits.conv_net, digits.batch(BATCH)),
         "dense net, without": (partial(dense_net, 0.0), dense_batch()),
@@ -94,12 +86,12 @@ def main():
     first_step(dense_net(0.0), dense_batch())  # TensorFlow's own start
     for _ in range(options.repeats):
         document["gate_seconds"].append(check(digits.conv_net(), digits.batch(BATCH)))
-        save()
+        harness.write(options.results, document)
     gate = document["gate_seconds"]
     print(f"precision.check, digits net: {statistics.median(gate):.2f} s [{min(gate):.2f}–{max(gate):.2f}]", flush=True)
     for name, (make, batch) in nets.items():
         samples = document["decisions"][name] = measure(make, batch, options.repeats)
-        save()
+        harness.write(options.results, document)
         overhead, enabled = samples["overhead"], sum(samples["enabled"])
         print(
             f"decide, {name}: {statistics.median(samples['decide_seconds']):.2f} s; beyond the timed steps "

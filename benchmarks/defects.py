@@ -5,19 +5,16 @@
 Each figure is measured in separate processes, the stock one without any repair. Results are written after each.
 """
 
-import argparse
-import datetime
 import json
 import math
 import tempfile
 import time
 from pathlib import Path
 
+import harness
 from defect_cases import STOCK, TFOPT, data, fitting, float16, recomputation, replicas, run, xla
 
 from tfopt.bench import isolated
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
 CASES = sorted(
     replicas.CASES + recomputation.CASES + float16.CASES + data.CASES + fitting.CASES + xla.CASES,
@@ -49,8 +46,7 @@ def both(case):
 
 def arguments():
     """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument("--defect", action="append", metavar="D1", help="only this one; may be repeated")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no case after this")
     return parser.parse_args()
@@ -59,18 +55,11 @@ def arguments():
 def main():
     """Measures, prints and writes."""
     options, started = arguments(), time.monotonic()
-    document = {
-        "schema_version": 1,
-        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "environment": environment(),
-        "status": "running",
-        "cases": [],
-    }
-
-    def save():
-        if options.results:
-            write_atomic(options.results, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-
+    document = harness.document(
+        schema_version=1,
+        status="running",
+        cases=[],
+    )
     for case in CASES:
         if options.defect and case.defect not in options.defect:
             continue
@@ -78,11 +67,11 @@ def main():
             document["status"] = "out of budget"
             break
         document["cases"].append(both(case))
-        save()
+        harness.write(options.results, document)
         print(json.dumps(document["cases"][-1], ensure_ascii=False), flush=True)
     else:
         document["status"] = "complete"
-    save()
+    harness.write(options.results, document)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,25 @@
 """What `tfopt-bench doctor` says about examples/diagnose.py, as docs/diagnosis.md and README.md show it.
 
-    python benchmarks/doctor.py [--pages]
+    python benchmarks/doctor.py [RESULTS.json] [--pages]
 
-Runs it, writes the diagnosis to benchmarks/results/diagnosis-cpu.json, and puts it into the two pages. With `--pages`,
-nothing is measured: the recorded diagnosis goes into the pages. Run it on a machine that has nothing else to do.
+Runs it, writes the diagnosis (default: to benchmarks/results/diagnosis-cpu.json), and puts that into the two pages.
+With `--pages`, nothing is measured: the recorded diagnosis goes into the pages. Run it on a machine that has nothing
+else to do.
 """
 
-import argparse
-import json
 import os
 import re
-from pathlib import Path
+
+import harness
 
 from tfopt.bench.doctor import examine
 from tfopt.diagnosis import Diagnosis
 from tfopt.files import write_atomic
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/diagnose.py"
-RESULTS = ROOT / "benchmarks" / "results" / "diagnosis-cpu.json"
+RESULTS = harness.RESULTS / "diagnosis-cpu.json"
 CAUSES = 3  # that README.md has room for
-LONG, SHORT = ROOT / "docs" / "diagnosis.md", ROOT / "README.md"
+LONG, SHORT = harness.ROOT / "docs" / "diagnosis.md", harness.ROOT / "README.md"
 _COMMAND = f"```\n$ tfopt-bench doctor {SCRIPT}\n"
 
 
@@ -48,14 +47,14 @@ def short(diagnosis):
 
 def main():
     """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, RESULTS)
     parser.add_argument("--pages", action="store_true", help="measure nothing; fill the pages")
-    if not parser.parse_args().pages:
-        os.chdir(ROOT)
-        found = examine([SCRIPT]).found
-        write_atomic(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    diagnosis = Diagnosis.from_dict(json.loads(RESULTS.read_text(encoding="utf-8")))
-    for page, said in (LONG, begun(diagnosis)), (SHORT, short(diagnosis)):
+    options = parser.parse_args()
+    if not options.pages:
+        os.chdir(harness.ROOT)
+        harness.write(options.results, examine([SCRIPT]).found)
+    diagnosis = Diagnosis.from_dict(harness.read(options.results))
+    for page, said in ((LONG, begun(diagnosis)), (SHORT, short(diagnosis))) if options.results == RESULTS else ():
         write_atomic(page, filled(page.read_text(encoding="utf-8"), said))
     print(diagnosis)
 

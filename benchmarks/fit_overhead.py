@@ -10,18 +10,16 @@ converts them on each.
 
 import contextlib
 import io
-import json
-import sys
 from unittest import mock
 
+import harness
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfopt import fit
-from tfopt.files import write_atomic
 from tfopt.internals.sources import find
-from tfopt.measure import FitTimer, StepTimer, environment, interleave
+from tfopt.measure import FitTimer, StepTimer, interleave
 
 REPEATS = 31  # short turns: the speed of a shared machine drifts within seconds
 STEPS = 200
@@ -53,9 +51,7 @@ def overhead(dataset):
     timers["step"] = StepTimer(nets["step"], dataset)
     times = interleave({name: lambda timer=timer: timer(STEPS) for name, timer in timers.items()}, repeats=REPEATS)
     turns = np.array([[np.median(times[name].repeats_ms, axis=1)] for name in ("stock", "overlapped", "step")])[:, 0]
-    drawn = np.random.default_rng(0).integers(REPEATS, size=(2000, REPEATS))
-    resampled = [_ratio(turns[:, turn]) for turn in drawn]
-    return times, _ratio(turns), [float(end) for end in np.percentile(resampled, (2.5, 97.5))]
+    return times, _ratio(turns), harness.interval(_ratio, turns)
 
 
 def _ratio(turns):
@@ -82,6 +78,7 @@ def conversions(net, dataset):
 
 def main():
     """Measures, prints and writes."""
+    results = harness.parser(__doc__).parse_args().results
     dataset = batches()
     times, ratio, interval = overhead(dataset)
     converted = {
@@ -92,15 +89,13 @@ def main():
         print(f"{name}: {of}")
     print(f"overhead, overlapped over stock: {ratio:.2f} (95 %: {interval[0]:.2f}–{interval[1]:.2f})")
     print(f"conversions of logs in {CONVERTED_STEPS} steps: {converted['overlapped']}, stock {converted['stock']}")
-    document = {
-        "environment": environment(),
-        "times": {name: of.to_dict() for name, of in times.items()},
-        "overhead_ratio": ratio,
-        "interval": interval,
-        "conversions": converted | {"steps": CONVERTED_STEPS, "log_every": LOG_EVERY},
-    }
-    if len(sys.argv) > 1:
-        write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+    document = harness.document(
+        times={name: of.to_dict() for name, of in times.items()},
+        overhead_ratio=ratio,
+        interval=interval,
+        conversions=converted | {"steps": CONVERTED_STEPS, "log_every": LOG_EVERY},
+    )
+    harness.write(results, document)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ tfopt counts, the products and convolutions, with two differences: it leaves out
 padding, and adds element-wise work, which is less than 2 % in these models.
 """
 
-import argparse
-import json
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
+
+import harness
 
 BATCH = 2
 _LABELS = 1000
@@ -92,18 +91,14 @@ def flops(model, shape):
 
 def main():
     """Counts, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
-    results = parser.parse_args().results
+    results = harness.parser(__doc__).parse_args().results
     os.environ["KERAS_BACKEND"] = "jax"
     found = {}
     for name, make in MODELS.items():
         found[name] = flops(*make())
         print(f"{name}: {found[name]:,.0f} FLOPs for {BATCH} examples", flush=True)
     versions = {name: metadata.version(name) for name in ("jax", "keras")} | {"python": platform.python_version()}
-    if results:
-        document = {"versions": versions, "batch_size": BATCH, "flops": found}
-        Path(results).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    harness.write(results, {"versions": versions, "batch_size": BATCH, "flops": found})
 
 
 if __name__ == "__main__":

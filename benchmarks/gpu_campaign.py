@@ -12,19 +12,23 @@ Exit codes: 0 the step is done, 1 something failed or is left, 2 wrong usage, 3 
 
 import argparse
 import os
+import platform
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from campaign import peers
 from campaign.lines import Lines, parsed
 from campaign.parts import Part, last_run, run, words
+
+from tfopt.bench import isolated
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -47,7 +51,7 @@ class Setting:
 
     folder: Path
     machine: dict
-    """As campaign/machine.py prints it."""
+    """As `machine_of` returns it."""
     rehearse: bool
     seconds: float
 
@@ -152,19 +156,20 @@ def suites(setting):
 
 
 def scripts(setting):
-    """What deciding and the callbacks cost."""
-    names = {"decisions": 200} if setting.rehearse else {"callbacks": 200, "decisions": 280}
+    """What deciding and the callbacks cost, and cases that tfopt-bench does without."""
     tiny = ("--repeats", "1") if setting.rehearse else ()
-    files = {"decisions": "decisions.py", "callbacks": "callback_cost.py"}
+    costs = {"callback_cost": ("callbacks.json", 200), "decisions": ("decisions.json", 280)}
+    cases = dict.fromkeys(("memory_batch", "compress", "cost", "distribute"), ("cases", STEP_SECONDS))
+    wanted = {"decisions": costs["decisions"]} if setting.rehearse else costs | cases
     return [
         Part(
             name=name,
-            command=(str(HERE / files[name]), str(setting.folder / f"{name}.json"), *tiny),
+            command=(str(HERE / f"{name}.py"), str(setting.folder / results), *tiny, *["--resume"] * (name in cases)),
             limit_seconds=limit,
             read=_said,
             figures=lambda records: "; ".join(record["said"] for record in last_run(records))[:300],
         )
-        for name, limit in names.items()
+        for name, (results, limit) in wanted.items()
     ]
 
 
@@ -207,7 +212,7 @@ STEPS = (
     Step("tests marked gpu", "4 min", "gpu_tests.jsonl", gpu_tests, at_once=8),
     Step("PyTorch, before", "5 min", "peers.jsonl", partial(torch_peers, name="before")),
     Step("tfopt-bench run gpu", "8 min, about four times", "tfopt_bench.jsonl", suites),
-    Step("decisions and callbacks", "6 min", "scripts.jsonl", scripts),
+    Step("more scripts", "8 min, about three times", "scripts.jsonl", scripts),
     Step("PyTorch, after", "5 min", "peers.jsonl", partial(torch_peers, name="after")),
     Step("goals and report", "1 min", "goals.jsonl", goals),
     Step("examples and quick tests", "6 min", "other_tests.jsonl", other_tests),
@@ -280,7 +285,8 @@ def main():
     environ["PYTHONUNBUFFERED"] = "1"  # so that each line comes when it is printed
     environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # or the first of several processes takes all memory
-    machine = _machine(folder, environ)
+    os.environ |= environ
+    machine = isolated.call(machine_of, folder / "xla-cache", seconds=180)
     if refusal := _refusal(machine, folder, options.rehearse):
         print(refusal)
         return 3
@@ -308,14 +314,27 @@ def _list(folder, rehearse):
     return 0
 
 
-def _machine(folder, environ):
-    """What TensorFlow sees here."""
-    command = [sys.executable, HERE / "campaign" / "machine.py", folder / "xla-cache"]
-    told = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=180)
-    found = [record for line in told.stdout.splitlines() if (record := parsed(line))]
-    if not found:
-        raise SystemExit(f"TensorFlow does not start here:\n{told.stderr[-2000:]}")
-    return found[-1]
+def machine_of(send, cache):
+    """What TensorFlow sees here, in a process of its own, since it takes a GPU's memory."""
+    import keras
+    import tensorflow as tf
+
+    from tfopt.hardware import gpus
+    from tfopt.measure import environment
+    from tfopt.xla.autotune_cache import share_cache
+
+    share_cache(cache)  # first: XLA reads its flags when devices start
+    seen = tf.config.list_physical_devices("GPU")
+    return {
+        "gpu": tf.config.experimental.get_device_details(seen[0])["device_name"] if seen else None,
+        "gpus_of_the_driver": [gpu.name for gpu in gpus()],
+        "driver": environment()["driver"],
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "torch": metadata.version("torch") if find_spec("torch") else None,
+        "python": platform.python_version(),
+        "xla_flags": os.environ.get("XLA_FLAGS"),
+    }
 
 
 def _refusal(machine, folder, rehearse):

@@ -1,6 +1,6 @@
 """What sending less does to a training: bytes, time of a step, and the loss after the same steps, in two processes.
 
-    python benchmarks/less_traffic.py [RESULTS.json [--tiny]]
+    python benchmarks/less_traffic.py [RESULTS.json] [--tiny]
 
 Trains a perceptron on scikit-learn's digits: with the gradients summed in 32 bits, compressed in each way that
 `compress_gradients` knows, and with `LocalSteps`. Prints a line for each, and writes them with the environment. The
@@ -9,7 +9,6 @@ costs, not what it saves. Run nothing else that uses the loopback meanwhile, or 
 --tiny, each trains for a few steps only, to see that it runs.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import harness
+import keras
 import numpy as np
+import tensorflow as tf
+
+from tfopt import distribute
+from tfopt.bench.workloads import digits
+from tfopt.callbacks import LocalSteps
+from tfopt.distribute import LowRank, compress_gradients
+from tfopt.hardware.host_activity import sent_bytes
 
 WORKER, TINY = "--worker", "--tiny"
 STEPS, WARM_UP, SEEDS = (16, 4, (0,)) if TINY in sys.argv else (120, 20, (0, 1, 2))
@@ -27,11 +35,6 @@ EVERY = 8
 
 def arms():
     """What is compared: a method of `compress_gradients`, or a callback, or neither."""
-    import keras
-
-    from tfopt.callbacks import LocalSteps
-    from tfopt.distribute import LowRank
-
     outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     return {
         "float32": (None, None),
@@ -45,12 +48,6 @@ def arms():
 
 def trained(strategy, method, local, seed):
     """Trains once: the losses, the time of a step, and the bytes that each process sends for it."""
-    import keras
-    import tensorflow as tf
-
-    from tfopt.bench.workloads import digits
-    from tfopt.distribute import compress_gradients
-    from tfopt.hardware.host_activity import sent_bytes
 
     class Clocks(keras.callbacks.Callback):
         """Reads the time and the loopback's counter after the warm-up and at the end."""
@@ -91,25 +88,36 @@ def trained(strategy, method, local, seed):
 
 def work(path):
     """Trains everything in this process, one of two, and writes what was found."""
-    from tfopt import distribute
-
     strategy = distribute.strategy("auto")
     runs = {name: [] for name in arms()}
     for seed in SEEDS:
         for name, (method, local) in arms().items():
             runs[name].append(trained(strategy, method, local, seed))
     if distribute.resolve().is_chief:
-        Path(path).write_text(json.dumps(runs), encoding="utf-8")
+        harness.write(path, runs)
 
 
 def main():
     """Starts both processes, and reports."""
+    parser = harness.parser(__doc__)
+    parser.add_argument(TINY, action="store_true", help="few steps, to see that it runs")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs.json")
-        launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", __file__, WORKER, path, *sys.argv[2:]]
+        launch = [
+            sys.executable,
+            "-m",
+            "tfopt.distribute.launch",
+            "-n",
+            "2",
+            __file__,
+            WORKER,
+            path,
+            *[TINY] * options.tiny,
+        ]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run(launch, check=True, env=environ, stdout=subprocess.DEVNULL)
-        runs = json.loads(path.read_text(encoding="utf-8"))
+        runs = harness.read(path)
     figures = {}
     for name, each in runs.items():
         figures[name] = {key: float(np.median([run[key] for run in each])) for key in each[0]} | {"runs": each}
@@ -119,18 +127,8 @@ def main():
             f"{one['measured_sent_bytes_per_step']:12,.0f}), {one['ms_per_step']:6.1f} ms, "
             f"{one['synchronizations']:.0f} synchronizations"
         )
-    if len(sys.argv) > 1:
-        from tfopt.files import write_atomic
-        from tfopt.measure import environment
-
-        document = {
-            "environment": environment(),
-            "steps": STEPS,
-            "batch_size": BATCH,
-            "replicas": 2,
-            "figures": figures,
-        }
-        write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+    document = harness.document(steps=STEPS, batch_size=BATCH, replicas=2, figures=figures)
+    harness.write(options.results, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What `tfopt.memory.estimate` says of a training step, beside what that step takes when it runs.
 
-    python benchmarks/memory_estimate.py [RESULTS.json [NET ...]]
+    python benchmarks/memory_estimate.py [RESULTS.json] [--only NET ...]
 
 Each net is estimated and then trained by `train_on_batch`, in a process of its own, with XLA and without. Under XLA
 what it takes is read from the compiler's dump of the step it trained with: all allocations of the buffer assignment
@@ -13,29 +13,29 @@ allocator, switched on here.
 
 import glob
 import importlib.util
-import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
-ONE = "--one"
+import harness
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt import memory
+from tfopt.bench import isolated
+
+layers = keras.layers
 STEPS = 3  # the first compiles, and variables find their place; the last one is looked at
 PROFILED = 5  # steps; on a CPU, threads run their operations in another order each time
 CPU_POOL_MIB = 16_384  # reserved, not touched
+LIMIT_SECONDS = 900.0
 
 
-def cross_entropy():
-    import keras
-
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def convnet(keras, size):
-    layers = keras.layers
+def convnet(size):
     net = keras.Sequential([keras.Input((32, 32, 3))])
     for width in (32, 64, 64):
         net.add(layers.Conv2D(width, 3, padding="same", activation="relu"))
@@ -46,13 +46,12 @@ def convnet(keras, size):
     return net, "adam", ((64 * size, 32, 32, 3), "float32"), ((64 * size,), 10)
 
 
-def mobilenet(keras, size):
+def mobilenet(size):
     net = keras.applications.MobileNetV2((96, 96, 3), weights=None, classes=10, classifier_activation=None)
     return net, "adam", ((16 * size, 96, 96, 3), "float32"), ((16 * size,), 10)
 
 
-def residual(keras, size):
-    layers = keras.layers
+def residual(size):
     image = x = keras.Input((64, 64, 3))
     x = layers.Conv2D(32, 3, strides=2, padding="same", use_bias=False)(x)
     for width in (32, 64, 128):
@@ -66,9 +65,7 @@ def residual(keras, size):
     return net, keras.optimizers.SGD(0.1, momentum=0.9), ((32 * size, 64, 64, 3), "float32"), ((32 * size,), 10)
 
 
-def unet(keras, size):
-    layers = keras.layers
-
+def unet(size):
     def block(x, width):
         for _ in range(2):
             x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(x)))
@@ -88,8 +85,7 @@ def unet(keras, size):
     return net, "adam", ((8 * size, 64, 64, 3), "float32"), ((8 * size, 64, 64), 3)
 
 
-def transformer(keras, *, length, width, vocabulary, blocks, causal):
-    layers = keras.layers
+def transformer(*, length, width, vocabulary, blocks, causal):
     tokens = keras.Input((length,), dtype="int32")
     x = layers.Embedding(vocabulary, width)(tokens)
     for _ in range(blocks):
@@ -101,26 +97,25 @@ def transformer(keras, *, length, width, vocabulary, blocks, causal):
     return tokens, layers.LayerNormalization()(x)
 
 
-def encoder(keras, size, optimizer="adamw"):
-    tokens, x = transformer(keras, length=64, width=128, vocabulary=2000, blocks=3, causal=False)
+def encoder(size, optimizer="adamw"):
+    tokens, x = transformer(length=64, width=128, vocabulary=2000, blocks=3, causal=False)
     net = keras.Model(tokens, keras.layers.Dense(5)(keras.layers.GlobalAveragePooling1D()(x)))
     return net, optimizer, ((16 * size, 64), 2000), ((16 * size,), 5)
 
 
-def decoder(keras, size):
-    tokens, x = transformer(keras, length=128, width=128, vocabulary=4000, blocks=2, causal=True)
+def decoder(size):
+    tokens, x = transformer(length=128, width=128, vocabulary=4000, blocks=2, causal=True)
     net = keras.Model(tokens, keras.layers.Dense(4000)(x))
     return net, "adam", ((8 * size, 128), 4000), ((8 * size, 128), 4000)
 
 
-def lstm(keras, size):
-    layers = keras.layers
+def lstm(size):
     stack = [layers.Embedding(1000, 64), layers.LSTM(128, return_sequences=True), layers.LSTM(128), layers.Dense(5)]
     net = keras.Sequential([keras.Input((50,), dtype="int32"), *stack])
     return net, "rmsprop", ((32 * size, 50), 1000), ((32 * size,), 5)
 
 
-def gpt2(keras, size):
+def gpt2(size):
     import keras_hub
 
     backbone = keras_hub.models.GPT2Backbone(
@@ -131,18 +126,18 @@ def gpt2(keras, size):
     return net, "adam", parts, ((8 * size, 64), 2000)
 
 
-def mixed(keras, size):
+def mixed(size):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        net, _, x, y = residual(keras, size)
+        net, _, x, y = residual(size)
     finally:
         keras.config.set_dtype_policy(before)
     return net, "adam", x, y
 
 
-def accumulating(keras, size):
-    return encoder(keras, size, keras.optimizers.Adam(1e-3, gradient_accumulation_steps=4))
+def accumulating(size):
+    return encoder(size, keras.optimizers.Adam(1e-3, gradient_accumulation_steps=4))
 
 
 NETS = {
@@ -160,8 +155,6 @@ NETS = {
 
 def array(part):
     """Random numbers of a shape, below a limit if they are integers."""
-    import numpy as np
-
     if isinstance(part, dict):
         return {name: array(one) for name, one in part.items()}
     shape, kind = part
@@ -208,22 +201,18 @@ def asked_mib(folder, allocator):
     return most / 2**20
 
 
-def measure(name, jit_compile, dumps):
-    """Estimates a net, trains it, and prints both as JSON."""
-    import keras
-    import tensorflow as tf
-
-    import tfopt
-
+def measure(send, name, jit_compile, dumps):
+    """Estimates a net and trains it; returns both as JSON values."""
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     device = "GPU:0" if on_gpu else "CPU:0"
     if not on_gpu:  # so that the pool does not grow in leaps
         pool = tf.raw_ops.Empty(shape=[CPU_POOL_MIB // 2, 2**18], dtype="float32", init=False)
         del pool
-    net, optimizer, x, y = NETS[name](keras, 8 if on_gpu else 1)
-    net.compile(optimizer, cross_entropy(), metrics=["accuracy"], jit_compile=jit_compile)
+    net, optimizer, x, y = NETS[name](8 if on_gpu else 1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)
     batch = array(x), array(y)
-    estimate = tfopt.memory.estimate(net, batch)
+    estimate = memory.estimate(net, batch)
     for path in glob.glob(f"{dumps}/*"):
         os.remove(path)
     held_mib = estimate.weights_mib + estimate.optimizer_mib + estimate.batch_mib
@@ -240,7 +229,7 @@ def measure(name, jit_compile, dumps):
                 net.train_on_batch(*batch)
             taken["each_mib"].append(held_mib + asked_mib(f"{dumps}/{step}", "GPU_0" if on_gpu else "bfc_cpu"))
         taken["mib"] = statistics.median(taken["each_mib"])
-    print(json.dumps({"estimate": estimate.to_dict(), "taken": taken}))
+    return {"estimate": estimate.to_dict(), "taken": taken}
 
 
 def compared(name, jit_compile):
@@ -251,19 +240,19 @@ def compared(name, jit_compile):
             "TF_CPU_ALLOCATOR_USE_BFC": "1",
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(CPU_POOL_MIB),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        command = [sys.executable, __file__, ONE, name, str(int(jit_compile)), dumps]
-        run = subprocess.run(command, check=True, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
-    found = json.loads(run.stdout.splitlines()[-1])
+        with mock.patch.dict(os.environ, variables):
+            found = isolated.call(measure, name, jit_compile, dumps, seconds=LIMIT_SECONDS)
     return found | {"off_by": found["estimate"]["total_mib"] / found["taken"]["mib"] - 1}
 
 
 def main():
     """Compares all nets and reports."""
-    names = [name for name in NETS if name in sys.argv[2:] or not sys.argv[2:]]
+    parser = harness.parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=NETS, default=NETS, metavar="NET", help="only these")
+    options = parser.parse_args()
     figures = {}
-    for name in names:
+    for name in options.only:
         if NETS[name] is gpt2 and importlib.util.find_spec("keras_hub") is None:
             print(f"{name}: left out, keras_hub is not installed")
             continue
@@ -275,12 +264,8 @@ def main():
                 f"({found['off_by']:+.1%}), by the allocator {taken['allocator_mib']:8.1f}",
                 flush=True,
             )
-    if len(sys.argv) > 1:
-        from tfopt.files import write_atomic
-        from tfopt.measure import environment
-
-        write_atomic(sys.argv[1], json.dumps({"environment": environment(), "figures": figures}, indent=1) + "\n")
+    harness.write(options.results, harness.document(figures=figures))
 
 
 if __name__ == "__main__":
-    measure(sys.argv[2], sys.argv[3] == "1", sys.argv[4]) if sys.argv[1:2] == [ONE] else main()
+    main()

@@ -10,19 +10,16 @@ positions that hold tokens. A second table has the batches alone, packed by tfop
 generator by hand.
 """
 
-import argparse
-import datetime
-import json
 import time
-from pathlib import Path
 
+import harness
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfopt
-from tfopt.files import write_atomic
-from tfopt.measure import StepTimes, compare, environment
+from tfopt.bench.report.formatting import ratio
+from tfopt.measure import compare
 from tfopt.pipelines import build_pipeline, next_tokens, tokens
 
 LENGTH, VOCABULARY, WIDTH, HEADS, LAYERS = 256, 1000, 128, 4, 2
@@ -198,10 +195,7 @@ def measure_training(texts, turns):
 
 def compared(found, passes, baseline):
     """Adds to what was found of each way its times, in ms, and its speed as a multiple of the baseline's."""
-    times = {
-        name: StepTimes(repeats_ms=tuple((ms,) for ms in each), steps_per_sample=1, first_step_seconds=0.0)
-        for name, each in passes.items()
-    }
+    times = {name: harness.one_sample(*each) for name, each in passes.items()}
     for name, each in passes.items():
         against = compare(times[baseline], times[name])
         found[name] |= {
@@ -216,9 +210,8 @@ def compared(found, passes, baseline):
 def show(figures):
     """Prints a line for each way."""
     for name, one in figures.items():
-        low, high = one["interval"]
         print(
-            f"{name:30} {one['tokens_per_second']:9,.0f} tokens/s, {one['speed']:.2f}× [{low:.2f}–{high:.2f}], "
+            f"{name:30} {one['tokens_per_second']:9,.0f} tokens/s, {ratio(one['speed'], one['interval'])}, "
             f"{one['tokens'] / one['positions']:.0%} of positions used",
             flush=True,
         )
@@ -226,8 +219,7 @@ def show(figures):
 
 def main():
     """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument(
         "--turns", type=int, default=7, metavar="N", help="epochs of each way that are timed; default 7"
     )
@@ -239,17 +231,14 @@ def main():
     show(alone)
     figures = measure_training(texts, turns)
     show(figures)
-    if options.results:
-        document = {
-            "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            "environment": environment(),
-            "documents": len(texts),
-            "length": LENGTH,
-            "figures": figures,
-            "documents_alone": len(many),
-            "alone": alone,
-        }
-        write_atomic(Path(options.results), json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    document = harness.document(
+        documents=len(texts),
+        length=LENGTH,
+        figures=figures,
+        documents_alone=len(many),
+        alone=alone,
+    )
+    harness.write(options.results, document)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ ratios with a 95 % interval. Goals are met by the median by the wall; CPU time s
 on the machine disturb less. Results are written after each round of turns.
 """
 
-import argparse
-import datetime
-import json
 import math
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import harness
 from pipeline_cases import (
     CLOCKS,
     TINY,
@@ -39,8 +38,6 @@ from pipeline_cases import (
 )
 
 from tfopt.bench import isolated
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
 CASES = of_arrays.CASES | of_records.CASES | of_tables.CASES | of_mixtures.CASES
 CASES |= of_loaders.CASES | of_remote.CASES
@@ -51,7 +48,7 @@ LIMIT_SECONDS = 180.0  # of a case, after which it counts as hung
 def run(send, name, scale, turns):
     """Measures one case; `send` takes its JSON after each round."""
     with tempfile.TemporaryDirectory() as folder:
-        return measure(CASES[name](Path(folder), scale), turns or scale.turns, send)
+        return measure(replace(CASES[name](Path(folder), scale), name=name), turns or scale.turns, send)
 
 
 def chosen(names):
@@ -64,8 +61,7 @@ def chosen(names):
 
 def arguments():
     """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="begins so; may be repeated")
     parser.add_argument("--turns", type=int, metavar="N", help="of each way; default 11")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no case after this")
@@ -105,27 +101,22 @@ def main():
     """Measures, prints and writes."""
     options = arguments()
     if options.table:
-        print(figures.markdown(json.loads(Path(options.results).read_text(encoding="utf-8"))), end="")
+        print(figures.markdown(harness.read(options.results)), end="")
         return
     names, started = chosen(options.case), time.monotonic()
     if options.list:
         print("\n".join(names))
         return
-    document = {
-        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "environment": environment() | {"beside": versions()},
-        "judged_by": figures.JUDGED_BY,
-        "status": "running",
-        "cases": [],
-    }
+    document = harness.document(
+        judged_by=figures.JUDGED_BY,
+        status="running",
+        cases=[],
+    )
+    document["environment"]["beside"] = versions()
 
     def put(case):
         document["cases"] = [one for one in document["cases"] if one["name"] != case["name"]] + [case]
-        save()
-
-    def save():
-        if options.results:
-            write_atomic(options.results, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        harness.write(options.results, document)
 
     scale = TINY if options.tiny else Scale()
     for name in names:
@@ -141,7 +132,7 @@ def main():
         show(case)
     else:
         document["status"] = "complete"
-    save()
+    harness.write(options.results, document)
     print()
     print(figures.markdown(document), end="")
 

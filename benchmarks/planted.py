@@ -1,6 +1,6 @@
 """Whether `tfopt.diagnose` finds causes that were planted in trainings, and whether its remedies gain what it predicts.
 
-    PYTHONPATH=tests/support python benchmarks/planted.py [--pages] [--only NAME ...]
+    PYTHONPATH=tests/support python benchmarks/planted.py [RESULTS.json] [--pages] [--only NAME ...]
 
 Each training of tests/support/planted_trainings.py is diagnosed as it is. Then `fit` is timed as it is and with the
 remedy, in turn, by the wall. Both go into benchmarks/results/planted-cpu.json as soon as a training is done; a second
@@ -10,26 +10,20 @@ gain is within 20 % of the predicted one for four trainings in five, or within t
 on the other side of 1.
 """
 
-import argparse
-import json
 import math
 import time
-from pathlib import Path
 from statistics import median
 
+import harness
 import keras
 import numpy as np
 from planted_trainings import PLANTED
 
 from tfopt.diagnosis import diagnose_fit
 from tfopt.diagnosis.arms import quiet
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "planted-cpu.json"
-PAGE = ROOT / "docs" / "diagnosis.md"
-MARKS = "<!-- planted -->\n", "<!-- end of planted -->\n"
+RESULTS = harness.RESULTS / "planted-cpu.json"
+PAGE = harness.ROOT / "docs" / "diagnosis.md"
 ROUNDS = 3
 WITHIN = 0.2
 NOTHING = "nothing"
@@ -126,48 +120,42 @@ def verdict(row):
 
 def table(rows):
     """The rows as Markdown."""
-    lines = ["| Planted | Training | Came first | Predicted | Gained | |", "|---|---|---|---:|---:|---|"]
+    lines = []
     for row in rows:
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.2f}×"
         if row["predicted"] is not None and planted(row)["at_most"]:
             predicted = f"≤ {predicted}"
         first = "yes" if came_first(row) else row["first"] or "nothing counted"
         name = row["name"].replace("_", " ")
-        lines.append(f"| {row['cause']} | {name} | {first} | {predicted} | {gain(row):.2f}× | {verdict(row)} |")
+        lines.append([row["cause"], name, first, predicted, f"{gain(row):.2f}×", verdict(row)])
     causes = [row for row in rows if row["cause"] != NOTHING]
     held = sum(verdict(row).startswith("within") for row in causes)
     came = sum(map(came_first, causes))
-    lines += ["", f"Of {len(causes)} planted causes, {came} came first, and {held} predictions held.", ""]
-    return "\n".join(lines)
+    heads = ("Planted", "Training", "Came first", "Predicted", "Gained", "")
+    counted = f"Of {len(causes)} planted causes, {came} came first, and {held} predictions held."
+    return f"{harness.table(heads, lines, right=('Predicted', 'Gained'))}\n\n{counted}"
 
 
-def filled(page, rows):
-    """The page with the table between the marks."""
-    begin, end = (page.index(mark) for mark in MARKS)
-    return page[: begin + len(MARKS[0])] + "\n" + table(rows) + "\n" + page[end:]
-
-
-def recorded():
+def recorded(path=RESULTS):
     """The rows measured so far, in order."""
-    rows = json.loads(RESULTS.read_text("utf-8"))["rows"] if RESULTS.exists() else []
-    by_name = {row["name"]: row for row in rows}
+    by_name = {row["name"]: row for row in harness.read(path, {"rows": []})["rows"]}
     return [by_name[name] for name in TRAININGS if name in by_name]
 
 
 def main():
     """Measures what is missing, and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__, RESULTS)
     parser.add_argument("--pages", action="store_true", help="measure nothing; fill the page")
     parser.add_argument("--only", nargs="+", choices=TRAININGS, metavar="NAME", help="measure these, again")
     options = parser.parse_args()
-    done = {row["name"] for row in recorded()}
+    done = {row["name"] for row in recorded(options.results)}
     for name in () if options.pages else options.only or [name for name in TRAININGS if name not in done]:
         row = measured(name)
-        rows = [other for other in recorded() if other["name"] != name] + [row]
-        document = {"environment": environment(), "rows": rows}
-        write_atomic(RESULTS, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        rows = [other for other in recorded(options.results) if other["name"] != name] + [row]
+        harness.write(options.results, harness.document(rows=rows))
         print(f"{name}: {row['first']}; predicted {row['predicted'] or 0:.2f}, gained {gain(row):.2f}", flush=True)
-    write_atomic(PAGE, filled(PAGE.read_text("utf-8"), recorded()))
+    if options.results == RESULTS:
+        harness.fill(PAGE, "planted", table(recorded()))
 
 
 if __name__ == "__main__":

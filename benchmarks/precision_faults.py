@@ -8,23 +8,19 @@ that were not trained on; what `check` says of bfloat16 before the first step; a
 warns; and the share of the time that the monitor takes, by its own count and by the difference it makes.
 """
 
-import argparse
-import json
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import harness
 import keras
 import numpy as np
 
 from tfopt import precision, repairs
 from tfopt.callbacks import PrecisionMonitor
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
 layers, ops = keras.layers, keras.ops
 LENGTH = 1024
@@ -276,7 +272,7 @@ def cost(rounds):
 
 def markdown(document):
     """The table of docs/precision.md."""
-    rows = [HEADS, ("---",) * len(HEADS)]
+    rows = []
     for training in document["trainings"]:
         accuracies = [cell(training["accuracy"][policy]) for policy in (*POLICIES, REMEDY)]
         passed = training["check"]["passed"]
@@ -289,7 +285,7 @@ def markdown(document):
                 f"step {warned['step']:,}" if warned else "silent",
             )
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return harness.table(HEADS, rows)
 
 
 def cell(accuracies):
@@ -301,25 +297,23 @@ def cell(accuracies):
 
 def main():
     """Trains, prints and writes, each training as soon as it is done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each kind; default 3")
     names = [*(training.name for training in TRAININGS), COST]
     parser.add_argument(
         "--only", action="append", choices=names, help="measure only these again, and keep the rest of RESULTS"
     )
     options = parser.parse_args()
-    document = {"environment": environment(), "status": "running", "trainings": []}
-    if options.only and options.results:
-        document = json.loads(Path(options.results).read_text(encoding="utf-8"))
+    document = harness.document(status="running", trainings=[])
+    if options.only:
+        document = harness.read(options.results, document)
     done = {training["name"]: training for training in document["trainings"]}
 
     def save(found=None):
         if found:
             done[found["name"]] = found
         document["trainings"] = [done[name] for name in names if name in done]
-        if options.results:
-            write_atomic(options.results, json.dumps(document, indent=1) + "\n")
+        harness.write(options.results, document)
 
     for training in TRAININGS:
         if training.name in (options.only or names):

@@ -7,18 +7,16 @@ Prints what it finds and a table, and writes the raw samples and the environment
 by CPU time too, which other programs on the machine disturb less.
 """
 
-import argparse
-import json
 import time
 from functools import partial
-from pathlib import Path
 
+import harness
 import keras
 import numpy as np
 
 from tfopt import precision
-from tfopt.files import write_atomic
-from tfopt.measure import Comparison, StepTimer, StepTimes, compare, environment, interleave
+from tfopt.bench.report.formatting import ratio
+from tfopt.measure import StepTimer, StepTimes, compare, interleave
 
 TURNS, STEPS = 8, 5  # by CPU time
 _layers = keras.layers
@@ -93,10 +91,8 @@ def measured(make):
 
 def markdown(document):
     """The table of a recorded run."""
-    lines = [
-        "| Model | Float32 | 16 bits throughout | By CPU time | Chosen | Speed | By CPU time | Error |",
-        "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
-    ]
+    heads = ("Model", "Float32", "16 bits throughout", "By CPU time", "Chosen", "Speed", "By CPU time", "Error")
+    lines = []
     for name, found in document["models"].items():
         wall, cpu = (
             {variant: StepTimes.from_dict(its) for variant, its in found[clock].items()}
@@ -110,40 +106,33 @@ def markdown(document):
             _speed(compare(wall["float32"], wall["mixed_bfloat16"])),
             _speed(compare(cpu["float32"], cpu["mixed_bfloat16"])),
             of_all,
-            _speed(Comparison(**_fields(found["speedup"]["float32"]))) if half else "–",
+            ratio(found["speedup"]["float32"]["ratio"], found["speedup"]["float32"]["interval"]) if half else "–",
             _speed(compare(cpu["float32"], cpu["chosen"])) if half else "–",
             f"{100 * found['error']:.2g} %" if half else "–",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _fields(comparison):
-    return {"ratio": comparison["ratio"], "interval": tuple(comparison["interval"])}
+        lines.append(cells)
+    return harness.table(heads, lines, right={*heads} - {"Model", "Chosen"}) + "\n"
 
 
 def _speed(comparison):
-    low, high = comparison.interval
-    return f"{comparison.ratio:.2f}× [{low:.2f}–{high:.2f}]"
+    return ratio(comparison.ratio, comparison.interval)
 
 
 def main():
     """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument("--model", action="append", default=[], metavar="NAME", help="begins so; may be repeated")
     parser.add_argument("--table", action="store_true", help="print the table of RESULTS.json as Markdown")
     options = parser.parse_args()
     if options.table:
-        print(markdown(json.loads(Path(options.results).read_text(encoding="utf-8"))), end="")
+        print(markdown(harness.read(options.results)), end="")
         return
-    document = {"environment": environment(), "models": {}}
+    document = harness.document(models={})
     for name, make in MODELS.items():
         if options.model and not name.startswith(tuple(options.model)):
             continue
         document["models"][name] = measured(make)
-        if options.results:
-            write_atomic(options.results, json.dumps(document, indent=1) + "\n")
+        harness.write(options.results, document)
     print()
     print(markdown(document), end="")
 

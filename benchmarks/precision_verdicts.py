@@ -7,21 +7,17 @@ A case is a model and a policy with the verdict that is right, known without `ch
 are missing there. The cases of KerasHub need it: `.ci/run` says how to install it.
 """
 
-import argparse
-import json
 import time
 from collections import Counter
 from contextlib import suppress
 from importlib import metadata
-from pathlib import Path
 
+import harness
 import keras
 from precision_matrix.case import run
 from precision_matrix.cases import ALL
 
 from tfopt import repairs
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
 
 def judged(case):
@@ -57,15 +53,13 @@ def sentences(document):
 
 def main():
     """Judges, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(__doc__)
     parser.add_argument("--only", action="append", metavar="CASE", help="judge only these, again if they are there")
     options = parser.parse_args()
-    document = {"environment": environment(), "status": "running", "cases": []}
+    document = harness.document(status="running", cases=[])
     with suppress(metadata.PackageNotFoundError):
         document["environment"]["packages"]["keras-hub"] = metadata.version("keras-hub")
-    if options.results and Path(options.results).exists():
-        document = json.loads(Path(options.results).read_text(encoding="utf-8"))
+    document = harness.read(options.results, document)
     done = {one["case"]: one for one in document["cases"]}
     for case in ALL:
         if case.id not in options.only if options.only else case.id in done:
@@ -74,8 +68,7 @@ def main():
         print(f"{case.id}: {done[case.id]['outcome']}, {done[case.id]['seconds']} s", flush=True)
         document["cases"] = [done[case.id] for case in ALL if case.id in done]
         document["status"] = "complete" if len(document["cases"]) == len(ALL) else "running"
-        if options.results:
-            write_atomic(options.results, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        harness.write(options.results, document)
     print(sentences(document))
 
 

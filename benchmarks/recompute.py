@@ -8,15 +8,13 @@ the batch. Times are of the step alone, all in turn. "activations" computes elem
 every layer of a chain from its own input, where "auto" makes segments.
 """
 
-import json
-import sys
 from functools import partial
 
+import harness
 import keras
 import tensorflow as tf
 
-from tfopt.files import write_atomic
-from tfopt.measure import StepTimer, compare, environment, interleave
+from tfopt.measure import StepTimer, compare, interleave
 from tfopt.memory import estimate, recompute
 
 layers = keras.layers
@@ -111,11 +109,11 @@ def measured(name):
 
 def main():
     """Measures all nets, and writes the figures if there is a path."""
-    document = {"environment": environment(), "steps": STEPS * REPEATS, "figures": {}}
+    results = harness.parser(__doc__).parse_args().results
+    document = harness.document(steps=STEPS * REPEATS, figures={})
     for name in NETS:
         document["figures"][name] = measured(name)
-        if len(sys.argv) > 1:
-            write_atomic(sys.argv[1], json.dumps(document, indent=1) + "\n")
+        harness.write(results, document)
 
 
 if __name__ == "__main__":

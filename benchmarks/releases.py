@@ -1,30 +1,29 @@
 """What tfopt relies on in each pair of TensorFlow and Keras, and how the tests ended there.
 
     python benchmarks/releases.py benchmarks/results/releases.json [--tests JUNIT.xml NAME]
-    python benchmarks/releases.py benchmarks/results/releases.json --page docs/versions.md
+    python benchmarks/releases.py benchmarks/results/releases.json --page
 
 Records the installed pair beside those that the file has: the fingerprint of each function that tfopt replaces or
 relies on, the private names that it imports, and, with `--tests`, the outcome of a run by `pytest --junitxml`. With
-`--page`, nothing is recorded: the table of that page is filled in.
+`--page`, nothing is recorded: the table of docs/versions.md is filled in.
 """
 
-import argparse
 import ast
 import importlib
-import json
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
+import harness
+
 import tfopt.internals
 from tfopt import repairs
 from tfopt.distribute.data_check.fits import DATA_CHECK
-from tfopt.files import write_atomic
 from tfopt.fit.overlapping import PATCH
 from tfopt.internals.sources import find, fingerprint
 
 EVERY = (*repairs.REPAIRS.values(), PATCH, DATA_CHECK)
-BEGIN, END = "<!-- releases -->", "<!-- end of releases -->"
+PAGE = harness.ROOT / "docs" / "versions.md"
 
 
 def private_names():
@@ -63,7 +62,9 @@ def installed_pair():
 def recorded():
     """The installed pair."""
     return {
-        "fingerprints": {target: printed(target) for one in EVERY for target in one.broken},
+        "fingerprints": {
+            target: printed(target) for target in sorted(target for one in EVERY for target in one.broken)
+        },
         "absent": [one.name for one in EVERY if one.is_absent],
         "names": [name for name in private_names() if resolves(name)],
     }
@@ -93,14 +94,14 @@ def state(repair, pair):
 
 def table(pairs):
     """The table of docs/versions.md."""
-    lines = ["| TensorFlow + Keras | Patches known | Not there | Tests |", "| --- | ---: | --- | --- |"]
+    lines = []
     for name in sorted(pairs, key=lambda name: [[int(part) for part in one.split(".")] for one in name.split(" + ")]):
         states = {one.name: state(one, pairs[name]) for one in EVERY}
         known = sum(found in ("known", "mended upstream") for found in states.values())
         absent = ", ".join(f"`{one}`" for one, found in states.items() if found == "absent") or "–"
         tests = "; ".join(f"{kind}: {_said(run)}" for kind, run in pairs[name].get("tests", {}).items()) or "–"
-        lines.append(f"| {name} | {known} of {len(states)} | {absent} | {tests} |")
-    return "\n".join(lines)
+        lines.append([name, f"{known} of {len(states)}", absent, tests])
+    return harness.table(("TensorFlow + Keras", "Patches known", "Not there", "Tests"), lines, right=("Patches known",))
 
 
 def _said(run):
@@ -110,22 +111,19 @@ def _said(run):
 
 def main():
     """Records, or fills in the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, metavar="RESULTS.json")
+    parser = harness.parser(__doc__, harness.RESULTS / "releases.json")
     parser.add_argument("--tests", nargs=2, metavar=("JUNIT.xml", "NAME"), help="a run of pytest here, and its name")
-    parser.add_argument("--page", type=Path, metavar="PAGE.md", help="fill in this page's table")
+    parser.add_argument("--page", action="store_true", help="fill in the table of docs/versions.md")
     options = parser.parse_args()
-    pairs = json.loads(options.results.read_text(encoding="utf-8")) if options.results.exists() else {}
+    pairs = harness.read(options.results, {})
     if options.page:
-        page = options.page.read_text(encoding="utf-8")
-        begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-        write_atomic(options.page, f"{page[:begin]}\n{table(pairs)}\n{page[end:]}")
+        harness.fill(PAGE, "releases", table(pairs))
         return
     tests = pairs.get(installed_pair(), {}).get("tests", {})
     if options.tests:
         tests[options.tests[1]] = outcome(options.tests[0])
     pairs[installed_pair()] = recorded() | {"tests": tests}
-    write_atomic(options.results, json.dumps(pairs, indent=1, sort_keys=True) + "\n")
+    harness.write(options.results, dict(sorted(pairs.items())))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import datetime
 
-SCRIPTS = ("resnet50", "gpt2", "mlp")
+SCRIPTS = ("resnet50", "gpt2")
 VARIANTS = tuple(f"{how}, {feeding}" for how in ("eager", "compiled") for feeding in ("resident", "pinned"))
 _FRESH = datetime.timedelta(days=1)
 

@@ -1,7 +1,5 @@
 """The table: which cells are missing, a process for each model, the file of results, and the page."""
 
-import argparse
-import json
 import math
 import os
 import time
@@ -10,19 +8,16 @@ from collections import Counter
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
+
+import harness
 
 from model_cases import language, others
 from model_cases.tools import FAILS, NOTHING, REFUSED, SAME, TOOLS, WRONG, Found, found
 from model_cases.training import Training
 from tfopt.bench import isolated
-from tfopt.files import write_atomic
-from tfopt.measure import environment
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "models-cpu.json"
-PAGE = ROOT / "docs" / "models.md"
-MARKS = "<!-- models -->\n", "<!-- end of models -->\n"
+RESULTS = harness.RESULTS / "models-cpu.json"
+PAGE = harness.ROOT / "docs" / "models.md"
 NETS = {net.name: net for net in (*language.NETS, *others.NETS)}
 LIMIT_SECONDS = 900.0
 """For all tools on one model. The tool that runs then counts as hung, and the others go on in a new process."""
@@ -66,10 +61,10 @@ def versions(document):
 
 def begun(path):
     """The results so far, or new ones if there are none of these versions."""
-    new = {"schema_version": 1, "environment": environment(), "status": "running", "models": {}}
+    new = harness.document(schema_version=1, status="running", models={})
     with suppress(metadata.PackageNotFoundError):
         new["environment"]["packages"]["keras-hub"] = metadata.version("keras-hub")
-    document = json.loads(path.read_text("utf-8")) if path.exists() else new
+    document = harness.read(path, new)
     return document if versions(document) == versions(new) else new
 
 
@@ -80,8 +75,8 @@ def table(document):
     rows = [
         [name, *(_cell(tool, cells.get(tool), notes) for tool in TOOLS)] for name, cells in document["models"].items()
     ]
-    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
-    return "\n".join([counts(document), "", *lines, "", *(f"{number}. {note}" for note, number in notes.items()), ""])
+    numbered = [f"{number}. {note}" for note, number in notes.items()]
+    return "\n".join([counts(document), "", harness.table(heads, rows), "", *numbered, ""])
 
 
 def counts(document):
@@ -108,16 +103,9 @@ def _cell(tool, cell, notes):
     return said
 
 
-def filled(page, document):
-    """The page with the table between the marks."""
-    begin, end = (page.index(mark) for mark in MARKS)
-    return page[: begin + len(MARKS[0])] + "\n" + table(document) + "\n" + page[end:]
-
-
 def arguments(description):
     """What the command line says."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, default=RESULTS, metavar="RESULTS.json", help="where to write")
+    parser = harness.parser(description, RESULTS)
     parser.add_argument("--only", nargs="+", choices=NETS, metavar="MODEL", help="only these, again")
     parser.add_argument("--tool", nargs="+", choices=TOOLS, metavar="TOOL", help="only these, again")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no model after this")
@@ -129,8 +117,7 @@ def main(description=__doc__):
     """Tries, prints and writes."""
     options, started = arguments(description), time.monotonic()
     if options.page:
-        document = json.loads(options.results.read_text("utf-8"))
-        write_atomic(PAGE, filled(PAGE.read_text("utf-8"), document))
+        harness.fill(PAGE, "models", table(harness.read(options.results)))
         return
     document = begun(options.results)
     again = options.only or options.tool
@@ -150,10 +137,10 @@ def main(description=__doc__):
             document["models"] = {each: models[each] for each in NETS if each in models}
             complete = all(len(document["models"].get(each, ())) == len(TOOLS) for each in NETS)
             document["status"] = "complete" if complete else "running"
-            write_atomic(options.results, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+            harness.write(options.results, document)
             print(f"{name}, {tool}: {cell['verdict']} {cell['said'][:200]}", flush=True)
 
         tried(name, tools, save)
     print(counts(document))
     if options.results == RESULTS:
-        write_atomic(PAGE, filled(PAGE.read_text("utf-8"), document))
+        harness.fill(PAGE, "models", table(document))

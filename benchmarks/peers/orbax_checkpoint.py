@@ -3,7 +3,7 @@
     pip install -r benchmarks/peers/requirements-orbax.txt
     python benchmarks/peers/orbax_checkpoint.py WIDTH OUTPUTS EXAMPLES STEPS
 
-The model is that of the suite `checkpoint`: three dense layers and Adam, in float32. For each line it reads it does one
+The model is that script's: three dense layers and Adam, in float32. For each line it reads it does one
 thing, so that another process can measure in turn with it, and answers in JSON: "train", "restore" or "written".
 """
 
@@ -86,7 +86,7 @@ class Training:
         return jax.block_until_ready(self.checkpointer.restore(Path(self.restored_from.name) / "step-0", wanted))
 
     def train(self):
-        """The times of `SaveTimes` in tfopt.bench.suites.checkpoint."""
+        """The times of `SaveTimes` in checkpoint_peers.py."""
         with tempfile.TemporaryDirectory() as name:
             marks = [CLOCK(), self.train_for(self.steps)]
             self.save(Path(name), 0)

@@ -70,7 +70,7 @@ def at_most(time_ratio: float) -> Goal:
     return Goal(time_ratio, f"≤ {time_ratio:g}× the time", of_time=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Way:
     """One way to feed a training."""
 
@@ -82,20 +82,20 @@ class Way:
 
 def no_way(name: str, why: str) -> Way:
     """A way that there is not."""
-    return Way(name=name, note="", make=list, skipped=why)
+    return Way(name, "", list, skipped=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A question, and the ways that answer it."""
 
-    name: str
     question: str
-    timed: str  # a key of TURNS
     goal: Goal | None  # None: none was set
     ways: list[Way]  # with one of the name HAND
     examples: int
     batch: int
+    timed: str = "epoch"  # a key of TURNS
+    name: str = ""  # its key in CASES
     right: Callable[[Any, Any], bool] | None = None  # given inputs and labels of a batch: whether they belong together
 
     @property

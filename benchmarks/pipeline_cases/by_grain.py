@@ -46,7 +46,7 @@ def by_grain(note, source, batch, *, function=None, random_function=None, batch_
             dataset = dataset.random_map(batch_function)
         return dataset.to_iter_dataset()
 
-    return Way(name=GRAIN, note=f"grain {version()}, MapDataset: {note}", make=make)
+    return Way(GRAIN, f"grain {version()}, MapDataset: {note}", make)
 
 
 def version():

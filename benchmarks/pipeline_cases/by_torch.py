@@ -22,7 +22,7 @@ def by_torch(note, make):
     """The way of a DataLoader that `make` returns."""
     if torch is None:
         return no_way(TORCH, _MISSING)
-    return Way(name=TORCH, note=f"torch {metadata.version('torch')}: {note}", make=make)
+    return Way(TORCH, f"torch {metadata.version('torch')}: {note}", make)
 
 
 def gathered(columns, label, batch):

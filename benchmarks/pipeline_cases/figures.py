@@ -1,53 +1,29 @@
 """What follows from the samples: speeds in times of that by hand, with intervals, and whether goals are met."""
 
 import statistics
-from dataclasses import dataclass
 from typing import Any
+
+import harness
 
 from pipeline_cases import CLOCKS, GRAIN, HAND, TFOPT, Goal
 from tfopt.bench.report import formatting
 from tfopt.bench.report.formatting import number
-from tfopt.measure import Comparison, StepTimes, compare
+from tfopt.measure import Comparison, compare
 
 JUDGED_BY = "wall_ms"
 """The clock whose figure is held against the goal; the other stands beside it."""
 
-_ONE: dict[str, Any] = {"steps_per_sample": 1, "first_step_seconds": 0.0}
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A case, as the table shows it."""
-
-    question: str
-    goal: str
-    wall: Comparison | None  # tfopt against tf.data by hand; None before both have samples
-    cpu: Comparison | None
-    grain: Comparison | None  # tfopt against Grain, by the wall
-    verdict: str  # "met", "missed", "no goal", or what went wrong
-
-
-def row(case: dict[str, Any]) -> Row:
-    """Returns the figures of a case's JSON."""
-    goal = case.get("goal")
-    wall, cpu = (speed(case, HAND, clock) for clock in CLOCKS)
-    judged = {"wall_ms": wall, "cpu_ms": cpu}[JUDGED_BY]
+def verdict(case: dict[str, Any]) -> str:
+    """Returns "met", "missed", "no goal", or what went wrong with a case."""
+    goal, judged = case.get("goal"), speed(case, HAND, JUDGED_BY)
     if case.get("error"):
-        verdict = f"failed: {case['error']}"
-    elif judged is None:
-        verdict = "not measured"
-    elif goal is None:
-        verdict = "no goal"
-    else:
-        verdict = "met" if Goal(**goal).met(judged.ratio) else "missed"
-    return Row(
-        question=case["question"],
-        goal=goal["text"] if goal else "–",
-        wall=wall,
-        cpu=cpu,
-        grain=speed(case, GRAIN, JUDGED_BY),
-        verdict=verdict,
-    )
+        return f"failed: {case['error']}"
+    if judged is None:
+        return "not measured"
+    if goal is None:
+        return "no goal"
+    return "met" if Goal(**goal).met(judged.ratio) else "missed"
 
 
 def samples_of(case: dict[str, Any], clock: str) -> dict[str, list[float | None]]:
@@ -62,7 +38,7 @@ def speed(case: dict[str, Any], other: str, clock: str) -> Comparison | None:
     both = [turn for turn in turns if None not in turn]
     if not both:
         return None
-    return compare(*(StepTimes(repeats_ms=tuple((ms,) for ms in way), **_ONE) for way in zip(*both, strict=True)))
+    return compare(*(harness.one_sample(*way) for way in zip(*both, strict=True)))
 
 
 def _text(comparison: Comparison | None, of_time: bool, interval: bool = True) -> str:
@@ -80,24 +56,24 @@ def _median(case: dict[str, Any], name: str) -> str:
 
 
 def cells(case: dict[str, Any]) -> list[str]:
-    """Returns a line of the table, as HEADERS names its cells."""
-    found, of_time = row(case), bool(case.get("goal") and case["goal"]["of_time"])
+    """Returns a case's line of the table."""
+    goal = case.get("goal")
+    of_time = bool(goal and goal["of_time"])
     return [
-        found.question,
-        found.goal,
+        case["question"],
+        goal["text"] if goal else "–",
         _median(case, HAND),
         _median(case, TFOPT),
-        _text(found.wall, of_time),
-        _text(found.cpu, of_time),
-        _text(found.grain, False, interval=False),
-        found.verdict,
+        *(_text(speed(case, HAND, clock), of_time) for clock in CLOCKS),
+        _text(speed(case, GRAIN, JUDGED_BY), False, interval=False),
+        verdict(case),
     ]
 
 
-HEADERS = ("What", "Goal", "ms by hand", "ms", "By the wall", "By CPU time", "Of Grain's speed", "")
+_FIGURES = ("ms by hand", "ms", "By the wall", "By CPU time", "Of Grain's speed")
 
 
 def markdown(document: dict[str, Any]) -> str:
     """Returns the table of all cases as GitHub's Markdown."""
-    rows = [HEADERS, ("---", "---", *["---:"] * 5, "---"), *map(cells, document["cases"])]
-    return "".join(f"| {' | '.join(one)} |\n" for one in rows)
+    heads = ("What", "Goal", *_FIGURES, "")
+    return harness.table(heads, map(cells, document["cases"]), right=_FIGURES) + "\n"

@@ -18,17 +18,12 @@ def jpeg(folder, scale):
     """JPEG files without a cache."""
     files, batch = photo_files(scale), scale.photo_batch
     return Case(
-        name="first batch, jpeg",
         question="First batch of JPEG files, cropped at random",
         timed="first batch",
         goal=GOAL,
         ways=[
-            Way(
-                name=TFOPT,
-                note="images(…), crop=RandomCrop(224)",
-                make=lambda: tfopt(images(files), batch, crop=RandomCrop(SIZE)),
-            ),
-            Way(name=HAND, note="shuffled paths, map, batch", make=lambda: by_hand(*files, batch)),
+            Way(TFOPT, "images(…), crop=RandomCrop(224)", lambda: tfopt(images(files), batch, crop=RandomCrop(SIZE))),
+            Way(HAND, "shuffled paths, map, batch", lambda: by_hand(*files, batch)),
             by_grain("Pillow, random_map, batch", lambda: Rows(*files), batch, random_function=by_pil),
         ],
         examples=len(files[0]),
@@ -46,17 +41,12 @@ def from_the_middle(folder, scale):
         return plan_pipeline(images((paths, numbers)), batch_size=batch, **options)
 
     return Case(
-        name="first batch, from the middle",
         question=f"First batch from batch {half} of an epoch of JPEG files on",
         timed="first batch",
         goal=at_most(1.0),
         ways=[
-            Way(name=TFOPT, note=f"plan.at(0, {half})", make=lambda: plan().at(0, half).build()),
-            Way(
-                name=HAND,
-                note=f"shuffled paths, map, batch, skip({half})",
-                make=lambda: by_hand(paths, numbers, batch).skip(half),
-            ),
+            Way(TFOPT, f"plan.at(0, {half})", lambda: plan().at(0, half).build()),
+            Way(HAND, f"shuffled paths, map, batch, skip({half})", lambda: by_hand(paths, numbers, batch).skip(half)),
             no_way("Grain", "its loader goes on from its own state alone"),
         ],
         examples=len(paths) - half * batch,
@@ -83,17 +73,16 @@ def jpeg_cached(folder, scale):
         return dataset.cache().shuffle(_LATER * batch).batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
 
     return Case(
-        name="first batch, jpeg, cached",
         question="First batch of JPEG files, before a cache in memory is filled",
         timed="first batch",
         goal=GOAL,
         ways=[
             Way(
-                name=TFOPT,
-                note='crop=CentralCrop(224), cache="memory"',
-                make=lambda: tfopt(images(files), batch, crop=CentralCrop(SIZE), cache="memory"),
+                TFOPT,
+                'crop=CentralCrop(224), cache="memory"',
+                lambda: tfopt(images(files), batch, crop=CentralCrop(SIZE), cache="memory"),
             ),
-            Way(name=HAND, note=f"shuffled paths, map, cache, shuffle of {_LATER} batches, batch", make=stock),
+            Way(HAND, f"shuffled paths, map, cache, shuffle of {_LATER} batches, batch", stock),
             no_way("Grain", "it has no cache that can be shuffled"),
         ],
         examples=len(files[0]),
@@ -105,13 +94,12 @@ def arrays(folder, scale):
     """Arrays."""
     data, batch = floats(scale.small_rows), scale.batch
     return Case(
-        name="first batch, arrays",
         question=f"First batch of {scale.small_rows:,} rows in arrays",
         timed="first batch",
         goal=GOAL,
         ways=[
-            Way(name=TFOPT, note="build_pipeline((x, y))", make=lambda: tfopt(data, batch)),
-            Way(name=HAND, note="a permutation, one gather a batch", make=lambda: permuted(data, batch)),
+            Way(TFOPT, "build_pipeline((x, y))", lambda: tfopt(data, batch)),
+            Way(HAND, "a permutation, one gather a batch", lambda: permuted(data, batch)),
             by_grain("source, shuffle, batch", lambda: Rows(*data), batch),
         ],
         examples=scale.small_rows,
@@ -125,20 +113,15 @@ def of_records(folder, scale):
     data, batch = floats(scale.records), scale.batch
     paths = write_plain(folder, map(serialised, *data))
     return Case(
-        name="first batch, records",
         question=f"First batch of {scale.records:,} TFRecords",
         timed="first batch",
         goal=GOAL,
         ways=[
+            Way(TFOPT, "records(paths, features=…)", lambda: tfopt(records(paths, features=FEATURES), batch)),
             Way(
-                name=TFOPT,
-                note="records(paths, features=…)",
-                make=lambda: tfopt(records(paths, features=FEATURES), batch),
-            ),
-            Way(
-                name=HAND,
-                note=f"interleave, shuffle of {BUFFER:,}, batch, parse_example",
-                make=lambda: parsed_in_batches(paths, batch, BUFFER),
+                HAND,
+                f"interleave, shuffle of {BUFFER:,}, batch, parse_example",
+                lambda: parsed_in_batches(paths, batch, BUFFER),
             ),
             grains_way(folder, data, batch),
         ],
@@ -160,13 +143,12 @@ def generator(folder, scale):
         return generated().shuffle(BUFFER).batch(batch, drop_remainder=True).prefetch(AUTOTUNE)
 
     return Case(
-        name="first batch, generator",
         question=f"First batch of a generator of {len(data[0]):,} rows, a number that it does not know",
         timed="first batch",
         goal=GOAL,
         ways=[
-            Way(name=TFOPT, note="from_generator", make=lambda: tfopt(generated(), batch)),
-            Way(name=HAND, note=f"from_generator, shuffle of {BUFFER:,}, batch", make=stock),
+            Way(TFOPT, "from_generator", lambda: tfopt(generated(), batch)),
+            Way(HAND, f"from_generator, shuffle of {BUFFER:,}, batch", stock),
             no_way("Grain", "it reads by position"),
         ],
         examples=len(data[0]),

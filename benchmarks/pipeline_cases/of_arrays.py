@@ -82,15 +82,13 @@ def large_rows(folder, scale):
         return dataset.batch(batch, drop_remainder=True, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE)
 
     return Case(
-        name="large rows",
         question=f"{scale.large_rows:,} images of 224×224 in arrays, shuffled",
-        timed="epoch",
         goal=at_least(0.95),
         ways=[
-            Way(name=TFOPT, note="build_pipeline((images, labels))", make=lambda: tfopt(data, batch)),
-            Way(name=HAND, note="shuffled numbers, then map and batch, fused: its memory is pinned", make=by_rows),
-            Way(name="by hand, slices", note="from_tensor_slices, shuffle, batch: pageable memory", make=by_slices),
-            Way(name="by hand, gather", note="one gather a batch: pageable memory", make=lambda: permuted(data, batch)),
+            Way(TFOPT, "build_pipeline((images, labels))", lambda: tfopt(data, batch)),
+            Way(HAND, "shuffled numbers, then map and batch, fused: its memory is pinned", by_rows),
+            Way("by hand, slices", "from_tensor_slices, shuffle, batch: pageable memory", by_slices),
+            Way("by hand, gather", "one gather a batch: pageable memory", lambda: permuted(data, batch)),
             by_grain("source, shuffle, batch", lambda: Rows(*data), batch),
         ],
         examples=scale.large_rows,
@@ -119,18 +117,12 @@ def large_rows_cached(folder, scale):
         return examples().batch(batch, drop_remainder=True, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE)
 
     return Case(
-        name="large rows, cached",
         question="The same behind a cache in memory, later epochs",
-        timed="epoch",
         goal=at_least(0.95),
         ways=[
-            Way(
-                name=TFOPT,
-                note='transform=…, cache="memory"',
-                make=lambda: tfopt(data, batch, transform=inverted, cache="memory"),
-            ),
-            Way(name=HAND, note="map, cache, shuffle, then map and batch, fused: its memory is pinned", make=by_rows),
-            Way(name="by hand, batch", note="map, cache, shuffle, batch: pageable memory", make=plain),
+            Way(TFOPT, 'transform=…, cache="memory"', lambda: tfopt(data, batch, transform=inverted, cache="memory")),
+            Way(HAND, "map, cache, shuffle, then map and batch, fused: its memory is pinned", by_rows),
+            Way("by hand, batch", "map, cache, shuffle, batch: pageable memory", plain),
             no_way("Grain", "it has no cache that can be shuffled"),
         ],
         examples=scale.large_rows,
@@ -143,17 +135,11 @@ def small_rows(folder, scale):
     """Rows of 64 bytes."""
     data, batch = floats(scale.small_rows), scale.batch
     return Case(
-        name="small rows",
         question=f"{scale.small_rows:,} rows of 16 float32 in arrays, shuffled",
-        timed="epoch",
         goal=at_least(0.95),
         ways=[
-            Way(name=TFOPT, note="build_pipeline((x, y))", make=lambda: tfopt(data, batch)),
-            Way(
-                name=HAND,
-                note="tf.random.shuffle of all numbers, one gather a batch",
-                make=lambda: permuted(data, batch),
-            ),
+            Way(TFOPT, "build_pipeline((x, y))", lambda: tfopt(data, batch)),
+            Way(HAND, "tf.random.shuffle of all numbers, one gather a batch", lambda: permuted(data, batch)),
             by_grain("source, shuffle, batch", lambda: Rows(*data), batch),
         ],
         examples=scale.small_rows,
@@ -197,13 +183,11 @@ def augment(seeds, folder, scale):
     function = mirrored_by_seed if seeds else mirrored
     question = "The same by a stateless operation, a seed for each"
     return Case(
-        name=f"augment{', seeds' * seeds}",
         question=question if seeds else f"{scale.images:,} images of 32×32 in arrays, each mirrored at random",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
-            Way(name=TFOPT, note="build_pipeline, augment=…", make=lambda: tfopt(data, batch, augment=function)),
-            Way(name=HAND, note="from_tensor_slices, shuffle, map and batch, fused", make=stock),
+            Way(TFOPT, "build_pipeline, augment=…", lambda: tfopt(data, batch, augment=function)),
+            Way(HAND, "from_tensor_slices, shuffle, map and batch, fused", stock),
             by_grain("shuffle, random_map, batch", lambda: Rows(*data), batch, random_function=flip),
         ],
         examples=scale.images,
@@ -223,17 +207,11 @@ def augment_batches(folder, scale):
         return permuted(data, batch, seeded)
 
     return Case(
-        name="augment, batches",
         question="The same by a function of batches",
-        timed="epoch",
         goal=at_least(0.95),
         ways=[
-            Way(
-                name=TFOPT,
-                note="augment=per_batch(…)",
-                make=lambda: tfopt(data, batch, augment=per_batch(mirrored_batch)),
-            ),
-            Way(name=HAND, note="permutation and one gather a batch, mirrored in the same map", make=by_batches),
+            Way(TFOPT, "augment=per_batch(…)", lambda: tfopt(data, batch, augment=per_batch(mirrored_batch))),
+            Way(HAND, "permutation and one gather a batch, mirrored in the same map", by_batches),
             by_grain("shuffle, batch, random_map", lambda: Rows(*data), batch, batch_function=flip_batch),
         ],
         examples=scale.images,

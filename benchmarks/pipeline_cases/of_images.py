@@ -70,17 +70,11 @@ def crop_files(folder, scale):
     """JPEG files."""
     files, batch = photo_files(scale), scale.photo_batch
     return Case(
-        name="jpeg crop, files",
         question=f"{len(files[0]):,} JPEG files of 50 KB, cropped at random to 224×224",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
-            Way(
-                name=TFOPT,
-                note="images(…), crop=RandomCrop(224)",
-                make=lambda: tfopt(images(files), batch, crop=RandomCrop(SIZE)),
-            ),
-            Way(name=HAND, note=f"shuffled paths; {_BY_HAND}", make=lambda: by_hand(*files, batch)),
+            Way(TFOPT, "images(…), crop=RandomCrop(224)", lambda: tfopt(images(files), batch, crop=RandomCrop(SIZE))),
+            Way(HAND, f"shuffled paths; {_BY_HAND}", lambda: by_hand(*files, batch)),
             by_grain("Pillow, random_map, batch", lambda: Rows(*files), batch, random_function=by_pil),
         ],
         examples=len(files[0]),
@@ -109,17 +103,15 @@ def crop_records(folder, scale):
 
     array_record = write(folder / "photos.array_record", (number.tobytes() + image for image, number in contents))
     return Case(
-        name="jpeg crop, records",
         question="The same from records",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
             Way(
-                name=TFOPT,
-                note="write_records, records(folder), crop=RandomCrop(224)",
-                make=lambda: tfopt(records(folder / "own"), batch, crop=RandomCrop(SIZE)),
+                TFOPT,
+                "write_records, records(folder), crop=RandomCrop(224)",
+                lambda: tfopt(records(folder / "own"), batch, crop=RandomCrop(SIZE)),
             ),
-            Way(name=HAND, note=f"plain TFRecords, shuffled; parse_single_example, {_BY_HAND}", make=from_plain),
+            Way(HAND, f"plain TFRecords, shuffled; parse_single_example, {_BY_HAND}", from_plain),
             by_grain("ArrayRecord, Pillow", of_records(array_record), batch, random_function=opened),
         ],
         examples=len(contents),
@@ -174,18 +166,16 @@ def planning(first, folder, scale):
             return tfopt(images(many), scale.photo_batch)
 
     planned()
-    which = "first" if first else "later"
     return Case(
-        name=f"images, {which} plan",
         question=f"Plan and build over {scale.files:,} image files, {'for the first time' if first else 'later'}",
         timed="plan",
         goal=None,
         ways=[
-            Way(name=TFOPT, note="images(folder): each file is looked at, once", make=planned),
+            Way(TFOPT, "images(folder): each file is looked at, once", planned),
             Way(
-                name=HAND,
-                note="os.scandir, from_tensor_slices, shuffle, map, batch: no file is looked at",
-                make=lambda: listed(many, scale.photo_batch),
+                HAND,
+                "os.scandir, from_tensor_slices, shuffle, map, batch: no file is looked at",
+                lambda: listed(many, scale.photo_batch),
             ),
             no_way("Grain", "it lists no files"),
         ],

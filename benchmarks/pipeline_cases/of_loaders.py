@@ -53,17 +53,15 @@ def batches(make, rows, size, what, folder, scale):
     data, batch = make(getattr(scale, rows)), size(scale)
     workers = {"workers": _WORKERS, "max_queue_size": 10}
     return Case(
-        name=f"pydataset, {what} batches",
         question=f"A PyDataset of {len(data[0]):,} rows of {data[0][0].nbytes:,} bytes, two workers",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
             Way(
-                name=TFOPT,
-                note="build_pipeline(dataset)",
-                make=lambda: build_pipeline(Batches(data, batch, **workers), shuffle=False, device=None),
+                TFOPT,
+                "build_pipeline(dataset)",
+                lambda: build_pipeline(Batches(data, batch, **workers), shuffle=False, device=None),
             ),
-            Way(name=HAND, note="as `fit` feeds it", make=lambda: AsFitDoes(Batches(data, batch, **workers))),
+            Way(HAND, "as `fit` feeds it", lambda: AsFitDoes(Batches(data, batch, **workers))),
             no_way("Grain", "it reads no PyDataset"),
         ],
         examples=len(data[0]),

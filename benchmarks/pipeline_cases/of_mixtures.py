@@ -32,18 +32,16 @@ def small_rows(folder, scale):
     ours = list(zip(parts, weights, strict=True))
     note = f"grain {version()}, MapDataset.mix of shuffled rows, batch"
     return Case(
-        name="mixed rows",
         question=f"{scale.small_rows:,} rows of 64 bytes in two arrays, mixed 7 to 3, shuffled",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
             Way(
-                name=TFOPT,
-                note="mix([(rows, 0.7), (others, 0.3)])",
-                make=lambda: mix(ours, stop="all", batch_size=batch, remainder="drop", device=None).build(),
+                TFOPT,
+                "mix([(rows, 0.7), (others, 0.3)])",
+                lambda: mix(ours, stop="all", batch_size=batch, remainder="drop", device=None).build(),
             ),
-            Way(name=HAND, note="from_tensor_slices, shuffle, sample_from_datasets, batch", make=by_hand),
-            Way(name=GRAIN, note=note, make=by_grain) if grain else no_way(GRAIN, "not installed"),
+            Way(HAND, "from_tensor_slices, shuffle, sample_from_datasets, batch", by_hand),
+            Way(GRAIN, note, by_grain) if grain else no_way(GRAIN, "not installed"),
         ],
         examples=scale.small_rows,
         batch=batch,

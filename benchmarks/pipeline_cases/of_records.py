@@ -64,20 +64,14 @@ def features(folder, scale):
     data, batch = floats(scale.records), scale.batch
     paths = write_plain(folder, map(serialised, *data))
     return Case(
-        name="records, features",
         question=f"{scale.records:,} TFRecords of 16 floats and a label, in {FILES} files",
-        timed="epoch",
         goal=at_least(0.95),
         ways=[
+            Way(TFOPT, "records(paths, features=…)", lambda: tfopt(records(paths, features=FEATURES), batch)),
             Way(
-                name=TFOPT,
-                note="records(paths, features=…)",
-                make=lambda: tfopt(records(paths, features=FEATURES), batch),
-            ),
-            Way(
-                name=HAND,
-                note="interleave, shuffle, batch, parse_example",
-                make=lambda: parsed_in_batches(paths, batch, scale.records),
+                HAND,
+                "interleave, shuffle, batch, parse_example",
+                lambda: parsed_in_batches(paths, batch, scale.records),
             ),
             grains_way(folder, data, batch),
         ],
@@ -93,16 +87,14 @@ def written(folder, scale):
     paths = write_plain(folder, map(serialised, *data))
     write_records(data, folder / "own", shards=FILES)
     return Case(
-        name="records, written",
         question="The same rows as write_records wrote them, with checksums and index",
-        timed="epoch",
         goal=at_least(0.5),
         ways=[
-            Way(name=TFOPT, note="records(folder)", make=lambda: tfopt(records(folder / "own"), batch)),
+            Way(TFOPT, "records(folder)", lambda: tfopt(records(folder / "own"), batch)),
             Way(
-                name=HAND,
-                note="plain TFRecords: interleave, shuffle, batch, parse_example",
-                make=lambda: parsed_in_batches(paths, batch, scale.records),
+                HAND,
+                "plain TFRecords: interleave, shuffle, batch, parse_example",
+                lambda: parsed_in_batches(paths, batch, scale.records),
             ),
             grains_way(folder, data, batch),
         ],

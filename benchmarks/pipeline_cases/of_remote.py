@@ -38,7 +38,7 @@ def serve(folder, port):
     asyncio.run(main())
 
 
-def files(folder, scale, name, share, kib):
+def files(folder, scale, share, kib):
     """So many files for each photograph, of so many KiB."""
     count = max(1, round(share * scale.photos))
     remote = folder / "remote" / "files"
@@ -65,13 +65,12 @@ def files(folder, scale, name, share, kib):
         server.get(server.find(url), f"{target}/")
 
     return Case(
-        name=name,
         question=f"{count:,} files of {kib:,} KiB from a web server {1000 * _LATENCY:.0f} ms away, to a local disk",
         timed="copy",
         goal=at_least(0.9),
         ways=[
-            Way(name=TFOPT, note="fetch(url, folder)", make=lambda: into(lambda target: fetch(url, target))),
-            Way(name=HAND, note="fsspec: get(find(url), folder)", make=lambda: into(by_hand)),
+            Way(TFOPT, "fetch(url, folder)", lambda: into(lambda target: fetch(url, target))),
+            Way(HAND, "fsspec: get(find(url), folder)", lambda: into(by_hand)),
             no_way("Grain", "it copies no files"),
         ],
         examples=count,
@@ -80,7 +79,7 @@ def files(folder, scale, name, share, kib):
 
 
 CASES = {
-    name: functools.partial(files, name=name, share=share, kib=kib)
+    name: functools.partial(files, share=share, kib=kib)
     for name, share, kib in [
         ("remote files", 1, 100),
         ("remote files, small", 4, 10),

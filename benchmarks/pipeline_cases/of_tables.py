@@ -8,7 +8,7 @@ import tensorflow as tf
 from pipeline_cases import GRAIN, HAND, TFOPT, Case, Way, at_least, no_way
 from pipeline_cases.by_grain import grain, version
 from pipeline_cases.by_torch import by_torch, gathered, streamed
-from pipeline_cases.of_arrays import AUTOTUNE, equal, floats, tfopt
+from pipeline_cases.of_arrays import AUTOTUNE, equal, floats, permuted, tfopt
 from tfopt.pipelines import table
 from tfopt.pipelines.tables import table as table_module
 
@@ -49,17 +49,8 @@ def held(folder, scale):
     batch, count = scale.batch, scale.small_rows
 
     def by_hand():
-        columns = {name: tf.constant(column) for name, column in read(path).items()}
-
-        def order(_):
-            numbers = tf.random.shuffle(tf.range(count, dtype=tf.int64))
-            return tf.data.Dataset.from_tensor_slices(tf.reshape(numbers[: count // batch * batch], (-1, batch)))
-
-        def gather(numbers):
-            return split({name: tf.gather(column, numbers) for name, column in columns.items()})
-
-        dataset = tf.data.Dataset.range(1).flat_map(order)
-        return dataset.map(gather, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE)
+        columns = read(path)
+        return permuted(tuple(columns.values()), batch, lambda *parts: split(dict(zip(columns, parts, strict=True))))
 
     def by_grain():
         columns = read(path)
@@ -72,19 +63,13 @@ def held(folder, scale):
 
     note = f"grain {version()}, MapDataset: range, shuffle, batch, map that indexes each column"
     return Case(
-        name="parquet rows",
         question=f"{count:,} rows of 16 columns and a label in a Parquet file, shuffled",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
-            Way(
-                name=TFOPT,
-                note='table(path, label="label")',
-                make=lambda: tfopt(table(path, label="label"), batch),
-            ),
-            Way(name=HAND, note="pyarrow; a permutation an epoch, one gather of each column a batch", make=by_hand),
+            Way(TFOPT, 'table(path, label="label")', lambda: tfopt(table(path, label="label"), batch)),
+            Way(HAND, "pyarrow; a permutation an epoch, one gather of each column a batch", by_hand),
             by_torch("a BatchSampler, columns indexed by batch", lambda: gathered(read(path), "label", batch)),
-            Way(name=GRAIN, note=note, make=by_grain) if grain else no_way(GRAIN, "not installed"),
+            Way(GRAIN, note, by_grain) if grain else no_way(GRAIN, "not installed"),
         ],
         examples=count,
         batch=batch,
@@ -127,13 +112,11 @@ def by_group(folder, scale):
             return tfopt(table(path, label="label"), batch)
 
     return Case(
-        name="parquet rows, by row group",
         question="The same, read by row group in each epoch, as of a file larger than memory",
-        timed="epoch",
         goal=at_least(1.0),
         ways=[
-            Way(name=TFOPT, note='table(path, label="label"), larger than what it holds', make=own),
-            Way(name=HAND, note="from_generator: batches of shuffled pools, in NumPy", make=by_hand),
+            Way(TFOPT, 'table(path, label="label"), larger than what it holds', own),
+            Way(HAND, "from_generator: batches of shuffled pools, in NumPy", by_hand),
             by_torch("IterableDataset: batches of shuffled pools, in NumPy", lambda: streamed(batches)),
             no_way(GRAIN, "it shuffles no rows of Parquet files within a pool of row groups"),
         ],

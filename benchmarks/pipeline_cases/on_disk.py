@@ -48,17 +48,14 @@ def cache(kind, first, folder, scale):
 
     epochs = "the first epoch, which writes it" if first else "later epochs"
     return Case(
-        name=f"disk cache, {kind.__name__} rows{', first epoch' * first}",
         question=f"A cache on disk of {count:,} {rows}, {epochs}",
         timed="first epoch" if first else "epoch",
         goal=at_most(1.3) if first else at_least(1.0),
         ways=[
             Way(
-                name=TFOPT,
-                note="transform=…, cache=folder",
-                make=lambda: tfopt(data, batch, transform=function, cache=where("tfopt")),
+                TFOPT, "transform=…, cache=folder", lambda: tfopt(data, batch, transform=function, cache=where("tfopt"))
             ),
-            Way(name=HAND, note="map, cache(file), shuffle, batch", make=stock),
+            Way(HAND, "map, cache(file), shuffle, batch", stock),
             no_way("Grain", "it has no cache on disk"),
         ],
         examples=count,

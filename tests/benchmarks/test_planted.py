@@ -1,5 +1,6 @@
 """benchmarks/planted.py and programs.py: docs/diagnosis.md shows what they recorded."""
 
+import harness
 import planted
 import programs
 import pytest
@@ -10,7 +11,7 @@ def test_the_page_shows_the_record(script):
     page = script.PAGE.read_text(encoding="utf-8")
     found = script.recorded()
     assert found
-    assert script.filled(page, found) == page
+    assert harness.filled(page, script.__name__, script.table(found)) == page
 
 
 def row(predicted, before, after, *, at_most=False):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tfopt import __version__
-from tfopt.bench.suites import BY_NAME, LISTS, SUMMARIES, expand
+from tfopt.bench.suites import LISTS, SUMMARIES, expand
 from tfopt.errors import unknown_name
 from tfopt.text import described, wrapped
 
@@ -76,7 +76,7 @@ def _parser(calls: Mapping[str, Command]) -> argparse.ArgumentParser:
         prog="tfopt-bench",
         description=wrapped(
             "Measures what each optimisation does to real Keras training on this machine.\n"
-            f"Without a command: runs every suite but {', '.join(BY_NAME)}.",
+            "Without a command: runs every suite.",
             columns(),
         ),
         epilog=f"{suites}\n\n{wrapped(codes, columns())}",
@@ -98,7 +98,7 @@ def _parser(calls: Mapping[str, Command]) -> argparse.ArgumentParser:
         "suites",
         nargs="*",
         metavar="SUITE[/CASE]",
-        help=f"a suite, or one of its cases, such as stack/photos (default: all suites but {', '.join(BY_NAME)})",
+        help="a suite, or one of its cases, such as stack/photos (default: all suites)",
     )
     run.add_argument("--output", default=_FOLDER, metavar="FOLDER", help=f"where the files go (default: {_FOLDER})")
     run.add_argument(

@@ -49,8 +49,8 @@ def run(
     and the others go on. An interrupt ends the run and is raised again.
 
     Args:
-        names: Suites, lists of them, or single cases ("stack/photos"). Empty: all suites but those that run by name
-            alone, or what a resumed run was asked for.
+        names: Suites, lists of them, or single cases ("stack/photos"). Empty: all suites, or what a resumed run was
+            asked for.
         folder: Where the results file is written.
         budget_seconds: Ends the run after this time. The cases share it: where time is short, all take fewer turns,
             each suite's first case before any suite's second, and those that never began are listed.

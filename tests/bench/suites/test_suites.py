@@ -12,9 +12,8 @@ from tfopt.bench.cases.measuring import measure
 from tfopt.bench.report import formatting, terminal
 from tfopt.bench.results.run_file import RunFile, read
 from tfopt.bench.run import _cases
-from tfopt.bench.suites import SUMMARIES, callbacks, expand, load, pipeline, position, precision, spell_out, xla
+from tfopt.bench.suites import SUMMARIES, expand, load, pipeline, position, precision, spell_out, xla
 from tfopt.bench.workloads import digits, photos
-from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationAlert, UtilizationLogger
 from tfopt.hardware import Gpu
 from tfopt.measure import compare, environment
 
@@ -38,7 +37,6 @@ def spied(monkeypatch):
     Spy.seen = []
     monkeypatch.setattr(precision, "StepTimer", Spy)
     monkeypatch.setattr(pipeline, "FitTimer", Spy)
-    monkeypatch.setattr(callbacks, "FitTimer", Spy)
     return Spy.seen
 
 
@@ -220,36 +218,13 @@ def test_an_input_that_ends_is_begun_anew():
         DrawTimer(lambda: [], 8)(4, warmup=3, samples=2)
 
 
-def test_the_callbacks_are_on_in_one_variant(spied, monkeypatch):
-    with ExitStack() as stack:
-        for case in callbacks.cases(TINY):
-            timers(case, stack)
-    kinds = [[type(callback) for callback in options["callbacks"]] for _, _, options, _ in spied]
-    watching = [UtilizationLogger, ThroughputLogger, UtilizationAlert, ReportWriter]
-    assert kinds == [[], watching] * 2
-    fitted = []
-    monkeypatch.setattr(keras.Model, "fit", lambda self, *data, callbacks, **options: fitted.append(len(callbacks)))
-    for case in callbacks.cases(TINY):
-        for variant in case.variants:
-            variant.values()
-    assert fitted == [0, len(watching)] * 2
-
-
 def test_a_gpu_adds_resnet50():
     workloads = {
         name: [case.workload for suite in SUMMARIES for case in load(suite).cases(scale)]
         for name, scale in (("cpu", CPU), ("gpu", GPU))
     }
-    processes = ["mlp, 2 processes", "mlp, local steps", "input in processes"]
     photographs = ["photos", "photos, random crop", "photos, by hand", "photos, cache"]
-    saves = ["training with saves", "save", "restore"]
-    gpt2 = ["gpt2, small", "gpt2, small"]
-    cheaper = ["resnet, small", "mobilenet, small", "vit, small"]
-    on_cpu = ["convolution, 64 channels", "dense, 512 units", "attention, 8 heads, width 512"]
-    on_gpu = ["convolution, 256 channels", "dense, 2048 units", "attention, 8 heads, width 2048"]
-    rest = [*photographs, "mlp, tiny", *gpt2, "digits", *on_cpu, *cheaper, "mlp, inference"]
-    rest += [*saves, "digits", "mlp, tiny", *processes]
-    assert workloads["cpu"] == ["photos", "digits", "digits", *rest]
+    assert workloads["cpu"] == ["photos", "digits", "digits", *photographs, "mlp, tiny"]
     fit = [case.workload for case in load("fit").cases(GPU)]
     assert workloads["gpu"] == [
         *("resnet50", "gpt2", "resnet50, alone", "gpt2, alone"),
@@ -257,12 +232,6 @@ def test_a_gpu_adds_resnet50():
         "digits",
         *("resnet50 from JPEG", *photographs),
         *fit,
-        *("gpt2", "gpt2", "digits"),
-        *on_gpu,
-        *(*cheaper, "resnet50", "mlp, inference"),
-        *saves,
-        *("digits", "mlp, tiny"),
-        *processes,
     ]
 
 
@@ -275,7 +244,7 @@ def test_listing_writes_nothing(tmp_path, monkeypatch):
 def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     assert sorted(expand(["gpu"])) == sorted(SUMMARIES)
     assert expand(["xla", "gpu"])[:2] == ["xla", "fit"]
-    assert expand([]) == ["stack", "precision", "xla", "pipeline", "fit", "callbacks", "distribute"]
+    assert expand([]) == ["stack", "precision", "xla", "pipeline", "fit"]
     with pytest.raises(ValueError, match=r"Received: 'gpus'\. Did you mean 'gpu'\?"):
         expand(["xla", "gpus"])
     addresses = [(case.suite, case.workload) for case in _cases(["gpu"], GPU)]
@@ -288,10 +257,7 @@ def test_the_list_for_a_gpu_has_every_suite_and_what_says_most_first():
     kernels = addresses[8:15]
     assert {suite for suite, _ in kernels} == {"fit"}
     assert kernels[-1] == ("fit", "resnet50, no XLA")
-    assert list(dict.fromkeys(suite for suite, _ in addresses[15:])) == [
-        *("memory", "batch", "precision", "compress", "cost"),
-        *("xla", "callbacks", "pipeline", "distribute", "checkpoint"),
-    ]
+    assert list(dict.fromkeys(suite for suite, _ in addresses[15:])) == ["precision", "xla", "pipeline"]
     assert [suite for suite, _ in ((case.suite, case.workload) for case in _cases(["xla", "fit"], CPU))] == [
         "xla",
         "fit",

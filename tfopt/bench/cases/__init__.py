@@ -75,11 +75,10 @@ class Case:
     communication: Callable[[Mapping[str, StepTimes]], CommunicationResult] | None = None  # from the times by variant
     model: Callable[[], keras.Model] | None = None  # whose operations are set against the device's rates
     limit_seconds: float = 900.0  # after which it counts as hung
-    resumable: bool = True  # False: what is checked comes from the process of the turns, so a resumed run starts over
 
     def keeps(self, earlier: CaseResult | None) -> bool:
         """Whether the turns of an unfinished attempt, in another process, count."""
-        if earlier is None or not earlier.unfinished or not self.resumable:
+        if earlier is None or not earlier.unfinished:
             return False
         names = [variant.name for variant in self.variants]
         return self.repeats == earlier.planned_turns and names == [variant.name for variant in earlier.variants]

@@ -16,17 +16,7 @@ SUMMARIES = {
     "xla": "the training step with and without XLA",
     "pipeline": "naive and hand-tuned tf.data pipelines against build_pipeline(), with crop and with cache",
     "fit": "fit, stock and overlapped, beside the step alone; on a GPU also fast kernels",
-    "memory": "GPT-2's step with recomputed activations, and with its loss in pieces: memory and time",
-    "batch": "accumulated batches beside a large one, and the batch size that tfopt.batch.find recommends",
-    "cost": "convolutions, dense layers and attention beside cheaper forms: which train faster here",
-    "compress": "nets pruned and distilled beside the whole ones, accuracy included, and inference in integers",
-    "checkpoint": "saving and restoring a run: TrainingCheckpoint beside what TensorFlow and Keras offer",
-    "callbacks": "fit with and without tfopt's callbacks",
-    "distribute": "several processes: a step, its optimizer state, skipped synchronisation, input; and all GPUs",
 }
-
-# Run only by name: they take so long that the others would lose most of their five minutes.
-BY_NAME = ("memory", "batch", "cost", "compress", "checkpoint")
 
 # What each takes on two CPU cores, in seconds: the time left of a run is estimated from it.
 _SECONDS = {
@@ -35,13 +25,6 @@ _SECONDS = {
     "xla": 13,
     "pipeline": 65,
     "fit": 9,
-    "memory": 60,
-    "batch": 70,
-    "cost": 30,
-    "compress": 500,
-    "checkpoint": 440,
-    "callbacks": 15,
-    "distribute": 85,
 }
 
 # Several suites under a name, as (suite, workload), None for what is left of the suite: what says most comes first,
@@ -54,22 +37,15 @@ LISTS: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("stack", None),
         ("pipeline", "resnet50 from JPEG"),
         ("fit", None),  # the kernels
-        ("memory", None),
-        ("batch", None),
         ("precision", None),
-        ("compress", None),
-        ("cost", None),
         ("xla", None),
-        ("callbacks", None),
         ("pipeline", None),
-        ("distribute", None),
-        ("checkpoint", None),
     )
 }
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Returns the suites of these names, each once; for no name all but `BY_NAME`. Loads none.
+    """Returns the suites of these names, each once; for no name all. Loads none.
 
     Args:
         names: Suites, lists of them, and single cases, such as "stack/photos".
@@ -101,8 +77,7 @@ def position(names: Sequence[str], address: tuple[str, str]) -> int | None:
 
 
 def _places(names: Sequence[str]) -> list[tuple[str, str | None]]:
-    wanted = names or [name for name in SUMMARIES if name not in BY_NAME]
-    return [place for name in wanted for place in _places_of(name)]
+    return [place for name in names or SUMMARIES for place in _places_of(name)]
 
 
 def _places_of(name: str) -> tuple[tuple[str, str | None], ...]:

@@ -11,7 +11,7 @@ import pytest
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 # Trainable parameters, as in the workloads of tfopt-bench; those of ResNet-50 without the moving averages.
-SIZES = {"mlp": 669_706, "gpt2": 124_475_904, "resnet50": 25_583_592}
+SIZES = {"gpt2": 124_475_904, "resnet50": 25_583_592}
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch, which is not installed")
 
 

@@ -1,4 +1,14 @@
-"""Processes that train together: bare tf.distribute, tfopt's layer over it, one process alone; and all GPUs."""
+"""Processes that train together: bare tf.distribute, tfopt's layer over it, one process alone; and all GPUs.
+
+    python benchmarks/distribute.py [FOLDER] [--case NAME]
+
+Two processes, each on its own CPU core and without a GPU, train a 784-512-512-10 perceptron; with several GPUs, one
+process also trains on all of them and on one. The batch size per replica is fixed, so one replica alone is the ceiling,
+and the share of its speed that several reach is the scaling efficiency. Also reported are the bytes that each process
+sends per step, counted on the loopback interface, beside those that a ring would take; the bytes of optimizer state
+with `shard_optimizer`; the time from the start to the end of the first step; and the step that compute, latency and
+bandwidth predict for 8 and 64 replicas, which is never measured.
+"""
 
 import math
 import tempfile
@@ -10,11 +20,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import tensorflow as tf
+from replicas import READ_EXAMPLES, Group, Job, Training, reduction_times
 
 from tfopt.bench.cases import Case, Scale, Timer, Variant, same_values
-from tfopt.bench.cases.replicas import READ_EXAMPLES, Group, Job, Training, reduction_times
 from tfopt.bench.results import Check, CommunicationResult, RingModel
 from tfopt.hardware.host_activity import sent_bytes
 from tfopt.hardware.host_limits import usable_cpus
@@ -73,7 +84,6 @@ def _processes_case(steps: int) -> Case:
             )
             for name, (processes, training, note) in setups.items()
         ],
-        resumable=False,
         judge=_same_weights,
         communication=partial(
             _communication_of_processes,
@@ -104,7 +114,6 @@ def _local_steps_case(steps: int) -> Case:
             )
             for name, (training, note) in setups.items()
         ],
-        resumable=False,
         judge=_learns,
     )
 
@@ -126,7 +135,6 @@ def _input_case(steps: int) -> Case:
             for count in _READERS
             for readers in [_Processes("tfopt" if count > 1 else "none", count)]
         ],
-        resumable=False,
         judge=same_values(f"each of {READ_EXAMPLES} examples once an epoch", "each once"),
     )
 
@@ -312,3 +320,7 @@ def _learns(expected: Sequence[float], values: Sequence[float]) -> Check:
         passed=values[0] < _GUESSING / 2,
         text=f"loss {values[0]:.3f}",
     )
+
+
+if __name__ == "__main__":
+    harness.run_cases(__doc__, cases)

@@ -1,10 +1,16 @@
-"""Times layers against the cheaper forms of them that `tfopt.compress.suggest` tries."""
+"""Times layers against the cheaper forms of them that `tfopt.compress.suggest` tries.
+
+    python benchmarks/cost.py [FOLDER] [--case NAME]
+
+Accuracy is not compared: only training shows what a form does to it.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+import harness
 import keras
 import numpy as np
 
@@ -95,3 +101,7 @@ def _timer(shape: tuple[int, ...], build: _Build, batch_size: int, policy: str, 
         net = keras.Model(examples, hidden)
     net.compile("adam", "mse", jit_compile=True)
     return partial(StepTimer(net, (inputs, targets)), _STEPS, samples=_SAMPLES)
+
+
+if __name__ == "__main__":
+    harness.run_cases(__doc__, cases)

@@ -1,4 +1,4 @@
-"""The peers' scripts say what they need, and draw from the same photographs."""
+"""benchmarks/torch_pipeline.py says what it needs, and the recorded comparison is whole."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from tfopt.bench.results import run_file
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "peers" / "pipeline.py"
+SCRIPT = ROOT / "benchmarks" / "torch_pipeline.py"
 
 
 @pytest.mark.slow

@@ -1,16 +1,17 @@
-"""Suite `distribute`: real processes train the same, what they send is counted, and what is predicted follows."""
+"""benchmarks/distribute.py: real processes train the same, what they send is counted, and what is predicted follows."""
 
 import copy
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import distribute
 import numpy as np
 import pytest
 
 from tfopt.bench.report import formatting, page
 from tfopt.bench.results.run_file import from_json, read
-from tfopt.bench.suites import distribute
 from tfopt.errors import ResultsError
 
 ON_TWO_DEVICES = """
@@ -20,10 +21,24 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from tfopt.bench.cases.measuring import measure
 from tfopt.bench.results.run_file import _case_to_json
-from tfopt.bench.suites import distribute
+sys.path.insert(0, sys.argv[1])
+import distribute
 distribute._DEVICE_BATCH_SIZE = 32
 print(json.dumps(_case_to_json(measure(distribute.devices_case(["CPU:0", "CPU:1"], 8)))))
 """
+
+BENCHMARKS = Path(distribute.__file__).parent
+
+
+@pytest.fixture(scope="module", params=["kept", pytest.param("fresh", marks=pytest.mark.campaign)])
+def document(request, tmp_path_factory):
+    """A run that is kept in the repository, or made now."""
+    if request.param == "kept":
+        return json.loads((BENCHMARKS / "results" / "cpu.json").read_text("utf-8"))
+    folder = tmp_path_factory.mktemp("results")
+    subprocess.run([sys.executable, distribute.__file__, folder], check=True, capture_output=True)
+    (path,) = folder.glob("*.json")
+    return json.loads(path.read_text("utf-8"))
 
 
 def find(document, workload):
@@ -140,7 +155,8 @@ def test_figures_that_do_not_follow_are_refused(document, case, change, tmp_path
 
 @pytest.mark.slow
 def test_devices_of_one_process():
-    out = subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", ON_TWO_DEVICES, BENCHMARKS]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=300)
     case = json.loads(out.stdout.splitlines()[-1])
     both, one = case["variants"]
     assert (both["name"], one["name"]) == ("2 devices", "1 device")

@@ -1,33 +1,33 @@
-"""The suites `compress` and `cost`: what is pruned is smaller and trained, and what is too far off is noticed."""
+"""benchmarks/compress.py and cost.py: what is pruned is smaller and trained, and what is too far off is noticed."""
 
 from dataclasses import replace
 
+import compress
+import cost
 import numpy as np
 import pytest
 
 from tfopt import compress as toolkit
 from tfopt.bench.cases import CPU
 from tfopt.bench.cases.measuring import measure
-from tfopt.bench.suites import compress, cost
-from tfopt.bench.workloads import textures
 from tfopt.errors import UnsupportedError
 
 
 @pytest.fixture
 def few(monkeypatch):
     """So few examples and epochs that a net learns nothing."""
-    train, test = textures.data()
-    monkeypatch.setattr(textures, "data", lambda: (train._make(part[:64] for part in train), test))
-    monkeypatch.setattr(textures, "EPOCHS", 1)
+    train, test = compress.data()
+    monkeypatch.setattr(compress, "data", lambda: (train._make(part[:64] for part in train), test))
+    monkeypatch.setattr(compress, "EPOCHS", 1)
 
 
 def test_the_same_examples_come_each_time():
-    train, test = textures.data()
+    train, test = compress.data()
     assert train.images.shape == (4000, 32, 32, 3)
-    assert len(test.labels) == textures.TEST_EXAMPLES
-    assert abs(train.images.std() - np.hypot(textures._NOISE, 1.04)) < 0.1
-    textures.data.cache_clear()
-    again, _ = textures.data()
+    assert len(test.labels) == compress.TEST_EXAMPLES
+    assert abs(train.images.std() - np.hypot(compress._NOISE, 1.04)) < 0.1
+    compress.data.cache_clear()
+    again, _ = compress.data()
     assert np.array_equal(again.images, train.images)
 
 
@@ -56,11 +56,11 @@ def test_the_pruned_net_is_smaller_and_trained(few, monkeypatch):
     whole, smaller = outcome.variants
     assert [len(one.check.values) for one in (whole, smaller)] == [1, 1]
     (student,) = students
-    assert student.count_params() < 0.3 * textures.resnet().count_params()
+    assert student.count_params() < 0.3 * compress.resnet().count_params()
     assert int(student.optimizer.iterations) == 2  # its 64 examples, once
     assert [one is student for _, one in taught] == [True]
     assert sizes[1] < 0.3 * sizes[0]
-    assert smaller.times.examples_per_step == whole.times.examples_per_step == textures.BATCH
+    assert smaller.times.examples_per_step == whole.times.examples_per_step == compress.BATCH
 
 
 @pytest.mark.slow

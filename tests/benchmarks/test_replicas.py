@@ -5,9 +5,9 @@ import os
 import sys
 
 import pytest
+import replicas
+from replicas import Group, Job
 
-from tfopt.bench.cases import replicas
-from tfopt.bench.cases.replicas import Group, Job
 from tfopt.errors import TfoptError
 
 ANSWERING = """

@@ -1,6 +1,6 @@
 """Replicas that train together: in this process under any strategy, or in processes that take each turn when asked to.
 
-Run as a module, this is one such process: it does what the messages on its standard input ask for, and answers.
+Run as a script, this is one such process: it does what the messages on its standard input ask for, and answers.
 """
 
 import contextlib
@@ -176,7 +176,7 @@ class Job:
 
     def command(self) -> list[str]:
         """Command that starts a worker, whose standard input is a socket."""
-        return [sys.executable, "-m", "tfopt.bench.cases.replicas", json.dumps(asdict(self))]
+        return [sys.executable, __file__, json.dumps(asdict(self))]
 
 
 class Group:

@@ -1,28 +1,23 @@
 """tfopt's input pipeline beside a PyTorch DataLoader with PIL, on the same JPEG files, in one run.
 
     pip install '.[bench]' -r benchmarks/peers/requirements.txt
-    python benchmarks/peers/pipeline.py [FOLDER]
+    python benchmarks/torch_pipeline.py [FOLDER]
 
 Both decode, crop at random and resize to 224×224 with as many workers as there are CPUs, in batches of 32. Batches are
-drawn in turns, the input alone. Writes a results document of tfopt-bench to FOLDER (default: tfopt-bench-results).
-Exit code 3 where torch is not installed.
+drawn in turns, the input alone. Exit code 3 where torch is not installed.
 """
 
 import math
 import sys
 from functools import partial
 
+import harness
 import numpy as np
 from PIL import Image
 
 from tfopt.bench.cases import Case, DrawTimer, Variant
-from tfopt.bench.cases.measuring import measure
-from tfopt.bench.report import terminal
-from tfopt.bench.results.run_file import RunFile
-from tfopt.bench.run import default_scale
 from tfopt.bench.workloads import photos
 from tfopt.hardware import host
-from tfopt.measure import environment
 from tfopt.pipelines import RandomCrop, build_pipeline
 
 try:
@@ -87,33 +82,22 @@ def built(folder):
     return build_pipeline(folder, batch_size=BATCH, crop=RandomCrop(photos.SIZE), cache=None).repeat()
 
 
-def case(folder):
-    """The comparison, as tfopt-bench runs one."""
+def cases(scale):
+    """The comparison."""
     makers = {f"PyTorch DataLoader, {WORKERS} workers": loader, "build_pipeline, crop": built}
 
     def timer(make, stack):
+        folder = photos.folder(scale.photos)
         return partial(DrawTimer(partial(make, folder), BATCH), STEPS, warmup=WARMUP, samples=SAMPLES)
 
     notes = {loader: f"PIL, torch {torch.__version__}", built: "crop=RandomCrop(224)"}
-    return Case(
-        suite="peers",
-        workload="photos, random crop",
-        question="How fast is the input alone, with a random crop of each JPEG?",
-        unit=f"batch of {BATCH}, input alone",
-        variants=[Variant(name=name, note=notes[make], timer=partial(timer, make)) for name, make in makers.items()],
-    )
-
-
-def main():
-    """Runs the comparison and prints its table."""
-    scale = default_scale()
-    folder = sys.argv[1] if len(sys.argv) > 1 else "tfopt-bench-results"
-    file = RunFile.create(folder, ["peers"], environment(), small=scale.resnet is None)
-    file.put(measure(case(photos.folder(scale.photos))))
-    file.end("complete")
-    print(terminal(file.run))
-    print(f"\nResults: {file.path}")
+    variants = [Variant(name=name, note=notes[make], timer=partial(timer, make)) for name, make in makers.items()]
+    question = "How fast is the input alone, with a random crop of each JPEG?"
+    unit = f"batch of {BATCH}, input alone"
+    return [
+        Case(suite="peers", workload="photos, random crop", question=question, unit=unit, variants=variants),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    harness.run_cases(__doc__, cases)
