@@ -16,6 +16,7 @@ STARTS = """
 import child_jobs
 from tfopt.processes import Child
 with Child(child_jobs.sleeps) as child:
+    child.connection.recv()
     print(child.process.pid, flush=True)
     try:
         child.connection.recv()
@@ -99,7 +100,8 @@ def test_more_output_than_a_pipe_holds_and_no_utf8(start):
 
 
 def test_both_outputs_in_order(start):
-    child = start(child_jobs.writes_both)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    child = start(child_jobs.writes_both, environ=environ)
     child.connection.recv()
     assert child.last_words() == "first\nsecond\nthird"
 

@@ -45,6 +45,7 @@ def ends(connection):
 
 
 def sleeps(connection):
+    connection.send("asleep")
     time.sleep(600)
 
 
