@@ -1,21 +1,13 @@
-"""Replicas that train together: in this process under any strategy, or in processes that take each turn when asked to.
-
-Run as a script, this is one such process: it does what the messages on its standard input ask for, and answers.
-"""
+"""Replicas that train together: in this process under any strategy, or in processes that take turns when asked to."""
 
 import contextlib
-import json
 import os
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
-from types import TracebackType
-from typing import IO, Any, Self
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -26,10 +18,10 @@ from tfopt.bench.cases import DrawTimer
 from tfopt.bench.workloads import digits
 from tfopt.callbacks import LocalSteps
 from tfopt.distribute.local_workers import local_cluster
-from tfopt.distribute.watchdog.channel import Channel, readable
 from tfopt.errors import TfoptError
 from tfopt.measure import FitTimer, StepTimes
 from tfopt.pipelines import build_pipeline
+from tfopt.processes import Child
 
 WIDTH = 512
 REDUCED_BYTES = (0, 4, 2**22)
@@ -41,8 +33,6 @@ READ_EXAMPLES = 1024
 _BATCHES = 16
 _REDUCTIONS = 40
 _ANSWER_SECONDS = 300.0  # compilations on a busy machine included
-_ANSWER_BYTES = 1 << 16
-_TAIL_CHARACTERS = 2000
 
 
 class Training:
@@ -174,10 +164,6 @@ class Job:
     rank: int  # among the processes that train together
     cpu: int | None  # the one it runs on; None: all that it may use
 
-    def command(self) -> list[str]:
-        """Command that starts a worker, whose standard input is a socket."""
-        return [sys.executable, __file__, json.dumps(asdict(self))]
-
 
 class Group:
     """Starts a process for each job; several are a cluster. As a context manager, it ends them.
@@ -187,12 +173,16 @@ class Group:
     """
 
     def __init__(self, jobs: Sequence[Job]):
-        self._workers: list[tuple[Channel, IO[bytes]]] = []
+        self._workers: list[Child] = []
         self.started = time.monotonic()  # when the first was about to be
         with contextlib.ExitStack() as stack:
             configs = stack.enter_context(local_cluster(len(jobs)))
             for job, config in zip(jobs, configs, strict=True):
-                self._start(job, config if len(jobs) > 1 else "", stack)  # an empty one counts as none
+                # An empty TF_CONFIG counts as none. Without GPUs: NCCL does not let two processes share one.
+                own = {"TF_CONFIG": config if len(jobs) > 1 else "", "CUDA_VISIBLE_DEVICES": "-1"}
+                worker = stack.enter_context(Child(work, os.environ | own))
+                worker.connection.send(asdict(job))
+                self._workers.append(worker)
             self._stack = stack.pop_all()
 
     def ask(self, call: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -200,7 +190,7 @@ class Group:
 
         Args:
             call: The method's name.
-            arguments: Its arguments, as JSON values.
+            arguments: Its arguments.
 
         Raises:
             TfoptError: If a worker ended, or did not answer in time. The message quotes the end of its output.
@@ -210,49 +200,39 @@ class Group:
             ...     group.answers()  # they have started
             ...     first, second = group.ask("train", batch_size=64, by_hand=True, steps=10)
         """
-        for channel, _ in self._workers:
-            channel.send(call=call, arguments=arguments)
+        for worker in self._workers:
+            with contextlib.suppress(OSError):  # one that has ended does not answer
+                worker.connection.send((call, arguments))
         return self.answers(call)
 
     def answers(self, call: str = "start") -> list[dict[str, Any]]:
         """As `ask`, of what was asked already; without a call, of the workers' start."""
+        left = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         answers: dict[int, dict[str, Any]] = {}
         due = time.monotonic() + _ANSWER_SECONDS
-        while len(answers) < len(self._workers):
-            readable([channel for channel, _ in self._workers], 1.0)
-            for rank, (channel, output) in enumerate(self._workers):
-                for message in channel.receive():
-                    answers[rank] = message["answer"]
-                if rank not in answers and (channel.closed or time.monotonic() > due):
-                    raise TfoptError(
-                        f"Expected worker {rank} to answer to {call!r} within {_ANSWER_SECONDS:g} s. Found that "
-                        f"it {'ended' if channel.closed else 'did not'}. What to do: see its output: {_tail(output)}"
-                    )
+        while left:
+            ready = wait(left, due - time.monotonic())
+            if not ready:
+                raise self._error(min(left.values()), call, "did not")
+            for connection in left.keys() & ready:
+                rank = left.pop(connection)
+                try:
+                    answers[rank] = connection.recv()
+                except (EOFError, OSError):
+                    raise self._error(rank, call, "ended") from None
         return [answers[rank] for rank in range(len(answers))]
 
-    def _start(self, job: Job, config: str, stack: contextlib.ExitStack) -> None:
-        ours, theirs = socket.socketpair()
-        output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  it is closed with the stack
-        # Without GPUs: NCCL does not let two processes share one.
-        environ = os.environ | {"TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "-1"}
-        with theirs:
-            process = subprocess.Popen(job.command(), stdin=theirs.fileno(), stdout=output, stderr=output, env=environ)
-        stack.callback(process.wait)
-        stack.callback(process.kill)  # nothing of theirs is lost, and TensorFlow may take a quarter of a minute to end
-        channel = Channel(ours, line_bytes=_ANSWER_BYTES)
-        stack.callback(channel.close)
-        self._workers.append((channel, output))
+    def _error(self, rank: int, call: str, found: str) -> TfoptError:
+        return TfoptError(
+            f"Expected worker {rank} to answer to {call!r} within {_ANSWER_SECONDS:g} s. Found that it {found}. What "
+            f"to do: see its output: {self._workers[rank].last_words()}"
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
-
-
-def _tail(output: IO[bytes]) -> str:
-    output.seek(0)
-    return output.read().decode(errors="replace").strip()[-_TAIL_CHARACTERS:]
 
 
 class Worker:
@@ -311,16 +291,11 @@ def _strategy(layer: str) -> Any:
     return tf.distribute.MultiWorkerMirroredStrategy() if layer == "tensorflow" else tf.distribute.get_strategy()
 
 
-def main() -> None:
-    """Answers messages until the other end closes."""
-    channel = Channel(socket.socket(fileno=0), line_bytes=_ANSWER_BYTES)
-    worker = Worker(Job(**json.loads(sys.argv[1])))
-    channel.send(answer={})
-    while not channel.closed:
-        readable([channel], 1.0)
-        for message in channel.receive():
-            channel.send(answer=getattr(worker, message["call"])(**message["arguments"]))
-
-
-if __name__ == "__main__":
-    main()
+def work(connection: "Connection[Any, Any]") -> None:
+    """What a worker does: it answers messages until the other end closes."""
+    with contextlib.suppress(EOFError):
+        worker = Worker(Job(**connection.recv()))
+        connection.send({})
+        while True:
+            call, arguments = connection.recv()
+            connection.send(getattr(worker, call)(**arguments))

@@ -202,7 +202,7 @@ FLOORS = [
     {"model", "causes"},
     {"hardware"},
     {"internals"},
-    {"page", "files", "checks", "warn"},
+    {"page", "processes", "files", "checks", "warn"},
     {"text"},
     {"errors"},
 ]

@@ -1,6 +1,5 @@
 """The parts of a step: each a process of its own, with a limit, whose output is recorded line by line."""
 
-import contextlib
 import os
 import re
 import signal
@@ -14,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from campaign.lines import parsed
+from tfopt.processes import exit_code, limit, signal_group
 
 _LEAST_SECONDS = 5.0  # less time is not worth starting a part for
 _TAIL_CHARACTERS = 1500
-# Asks Linux for SIGKILL when the campaign ends (1 is PR_SET_PDEATHSIG), or a part would keep the GPU after a kill -9,
-# and becomes the command. As preexec_fn it failed now and then in a process with threads.
+# Or a part would keep the GPU after a kill -9. As preexec_fn it failed now and then in a process with threads.
 _WITH_PARENT = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+import os, sys
+from tfopt.processes import die_with
+die_with(int(sys.argv[1]))
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
@@ -122,54 +122,41 @@ def _run(part, lines, logs, deadline, environ, clock):
         print(f"No time is left for {part.name}.", flush=True)
         return
     log = logs / (re.sub(r"[^\w.]+", "-", part.name) + ".txt")
-    limit = min(part.limit_seconds, left)
-    print(f"{part.name}: at most {limit:.0f} s", flush=True)
+    seconds = min(part.limit_seconds, left)
+    print(f"{part.name}: at most {seconds:.0f} s", flush=True)
     begin, started = _size(log), clock()
     lines.append(part=part.name, begun=True)
-    code, late = _output(part, lines, log, limit, environ)
-    ended = "done" if code == 0 else "cut short" if late and limit < part.limit_seconds else "failed"
+    code, late = _output(part, lines, log, seconds, environ)
+    ended = "done" if code == 0 else "cut short" if late and seconds < part.limit_seconds else "failed"
     tail = "" if code == 0 else _read_from(log, begin)[-_TAIL_CHARACTERS:]
     if late:
-        tail += f"\nkilled after {limit:.0f} s"
+        tail += f"\nkilled after {seconds:.0f} s"
     lines.append(part=part.name, ended=ended, code=code, seconds=round(clock() - started, 1), tail=tail)
 
 
-def _output(part, lines, log, limit, environ):
+def _output(part, lines, log, seconds, environ):
     """Records a part's output; returns its exit code, and whether it was killed at its limit."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", buffering=0) as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _WITH_PARENT, *part.command],
+            [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *part.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=output,
             env=environ,
             start_new_session=True,
         )
-        late = threading.Event()
-
-        def end():
-            late.set()
-            _kill(process)
-
-        timer = threading.Timer(limit, end)
-        timer.start()
         try:
-            for line in process.stdout:
-                output.write(line)
-                if record := part.read(line.decode(errors="replace").rstrip()):
-                    lines.append(part=part.name, **record)
-            return process.wait(), late.is_set()
+            with limit(process, seconds) as late:
+                for line in process.stdout:
+                    output.write(line)
+                    if record := part.read(line.decode(errors="replace").rstrip()):
+                        lines.append(part=part.name, **record)
+                return exit_code(process), late.is_set()
         finally:
-            timer.cancel()
-            _kill(process)
+            signal_group(process, signal.SIGKILL)
             process.wait()
             process.stdout.close()
-
-
-def _kill(process):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
 
 
 def _size(path):

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines.service import relay
+from tfopt.processes import python_path
 
 _COMMAND = "from tfopt.pipelines.service.relay import main; main()"
 # Of the threads that close connections, one may be deleting an iterator that waits for a connection to be closed.
@@ -45,7 +46,7 @@ def relay_to(dispatcher: str) -> str:
         [sys.executable, "-P", "-c", _COMMAND, dispatcher, str(port), str(relay.DEADLINE_SECONDS), *map(str, numbers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         pass_fds=numbers,
         start_new_session=True,  # Ctrl-C is meant for this process
     )

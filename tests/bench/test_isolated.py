@@ -7,27 +7,18 @@ import time
 from pathlib import Path
 
 import isolated_jobs
-import psutil
 import pytest
+from gone import gone
 
 from tfopt.bench import isolated
 from tfopt.bench.isolated import ProcessError
 
 INTERRUPTED = """
-import sys
 import isolated_jobs
 from tfopt.bench import isolated
 if __name__ == "__main__":
     isolated.call(isolated_jobs.sleep, 600, seconds=600, on_message=lambda pid: print(pid, flush=True))
 """
-
-
-def gone(pid):
-    """Waits until a process is no more."""
-    due = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < due, f"{pid} is still there"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -58,7 +49,7 @@ def test_it_has_the_variables_and_the_folder_of_now(monkeypatch, tmp_path, capfd
         value, where, pid = isolated.call(isolated_jobs.surroundings, seconds=300)
         assert (value, where) == (str(number), str(folder))
         assert pid != os.getpid()
-        gone(pid)
+        assert gone(pid)
     assert "not for standard output" not in capfd.readouterr().out
 
 
@@ -98,7 +89,7 @@ def test_one_that_takes_too_long_is_ended():
     pids = []
     with pytest.raises(ProcessError, match="within 2 s"):
         isolated.call(isolated_jobs.sleep, 600, seconds=2, on_message=pids.append)
-    gone(*pids)
+    assert gone(pids[0])
 
 
 @pytest.mark.slow
@@ -110,4 +101,4 @@ def test_it_dies_with_the_process_that_waits(tmp_path):
     with waiting:
         pid = int(waiting.stdout.readline())
         waiting.kill()
-    gone(pid)
+    assert gone(pid)

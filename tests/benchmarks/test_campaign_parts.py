@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from campaign.lines import Lines
 from campaign.parts import Part, run
+from gone import gone
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ time.sleep(600)
     _, measured, end, _, following = lines.read()
     assert (measured["a"], end["ended"], following["ended"]) == (1, "failed", "done")
     assert end["tail"].endswith("killed after 3 s")
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert gone(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ run([part], Lines(Path({str(lines.path)!r})), Path({str(tmp_path / "log")!r}), d
         process.send_signal(signal.SIGKILL)
         process.wait()
     _, record = lines.read()
-    wait_until(lambda: not alive(record["pid"]))
+    assert gone(record["pid"])
     assert part("").summary(lines.read()) == f"part: interrupted; pid={record['pid']}"
     assert go([part("print('{}')")], lines)
     assert json.loads(lines.path.read_text().splitlines()[1])["pid"] == record["pid"]
@@ -153,11 +153,3 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"

@@ -2,50 +2,39 @@
 
 import json
 import os
-import sys
 
+import child_jobs
 import pytest
 import replicas
 from replicas import Group, Job
 
 from tfopt.errors import TfoptError
 
-ANSWERING = """
-import json, os, socket
-from tfopt.distribute.watchdog.channel import Channel, readable
-channel = Channel(socket.socket(fileno=0))
-channel.send(answer={"pid": os.getpid(), "config": os.environ["TF_CONFIG"], "gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
-while not channel.closed:
-    readable([channel], 1.0)
-    for message in channel.receive():
-        if message["call"] == "fail":
-            raise ZeroDivisionError("of its own making")
-        if message["call"] != "ignore":
-            channel.send(answer=message)
-"""
+
+@pytest.fixture(autouse=True)
+def _workers_without_tensorflow(monkeypatch):
+    monkeypatch.setattr(replicas, "work", child_jobs.works)
 
 
 @pytest.fixture
-def group(monkeypatch):
-    monkeypatch.setattr(Job, "command", lambda self: [sys.executable, "-c", ANSWERING])
+def group():
     with Group([Job("none", rank, None) for rank in range(2)]) as group:
         yield group
 
 
 def test_each_has_its_place_in_the_cluster_and_no_gpu(group):
     answers = group.answers()
-    tasks = [json.loads(answer["config"]) for answer in answers]
+    tasks = [json.loads(answer["TF_CONFIG"]) for answer in answers]
     assert [task["task"] for task in tasks] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
     assert tasks[0]["cluster"] == tasks[1]["cluster"]
     assert len(set(tasks[0]["cluster"]["worker"])) == 2
-    assert {answer["gpus"] for answer in answers} == {"-1"}
+    assert {answer["CUDA_VISIBLE_DEVICES"] for answer in answers} == {"-1"}
 
 
 def test_one_alone_is_no_cluster(monkeypatch):
-    monkeypatch.setattr(Job, "command", lambda self: [sys.executable, "-c", ANSWERING])
     monkeypatch.setenv("TF_CONFIG", "of somebody else")
     with Group([Job("none", 0, None)]) as group:
-        assert group.answers()[0]["config"] == ""
+        assert group.answers()[0]["TF_CONFIG"] == ""
 
 
 def test_all_are_asked_and_answer(group):
@@ -74,4 +63,3 @@ def test_none_is_left(group):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    group._workers.clear()

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gone import gone
 from quick import campaign
 
 import tfopt
@@ -377,18 +378,6 @@ def test_the_report_of_a_forked_child_does_not_count(doctor):
     assert "exit code 0 without doing so. Only Model.fit" in found.err
 
 
-def ended(pid):
-    """Whether a process has ended, or ends soon."""
-    due = time.monotonic() + 10
-    while time.monotonic() < due:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 STARTS_OTHERS = """
 import keras, os, subprocess, sys
 orphan = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
@@ -410,7 +399,7 @@ def test_a_signal_ends_the_script_and_all_it_has_started(start, number):
     process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert len(pids) == 3
-    assert all(map(ended, pids))
+    assert all(map(gone, pids))
 
 
 @pytest.mark.slow
@@ -421,8 +410,8 @@ def test_a_doctor_that_is_killed_leaves_nothing_behind(start):
     os.kill(orphan, signal.SIGKILL)  # it has no parent by which it could be found
     process.kill()
     process.communicate(timeout=30)
-    assert ended(script)
-    assert ended(child)
+    assert gone(script)
+    assert gone(child)
 
 
 def test_what_the_script_has_started_ends_with_it(doctor):
@@ -430,7 +419,7 @@ def test_what_the_script_has_started_ends_with_it(doctor):
     assert found.returncode == cli.DONE
     *pids, _, _ = found.out.split()
     assert len(pids) == 3
-    assert all(map(ended, map(int, pids)))
+    assert all(map(gone, map(int, pids)))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gone import gone
 
 from tfopt.distribute.launch import gpu_variables, main
 from tfopt.errors import ClusterError
@@ -59,19 +60,6 @@ class Launched:
 @pytest.fixture
 def launch(tmp_path):
     return lambda script, *options, **more: Launched(tmp_path, script, *(options or ("-n", "2")), **more)
-
-
-def gone(pid):
-    """Waits until a process has ended."""
-    due = time.monotonic() + DEADLINE
-    while time.monotonic() < due:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 class TestWhatTheWorkersGet:

@@ -2,12 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
-import threading
-import time
 from contextlib import suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
@@ -19,9 +14,9 @@ from tfopt.batch.examples import Examples
 from tfopt.batch.limits import Limits, room_outside_mib
 from tfopt.batch.trials import Result, Trial, try_here
 from tfopt.errors import UnsupportedError
+from tfopt.processes import Child, describe_end, exit_code, limit
 
 _SECONDS = 300.0  # for one trial, or for the process to start and copy the model
-_SERVE = "from tfopt.batch.process import serve; serve()"
 _GPU_HELD = "TensorFlow holds the GPU's memory here, so that another process could not take enough"
 
 
@@ -77,14 +72,6 @@ class Trials:
         return try_here(self._model, batch), False
 
 
-class _EndedError(Exception):
-    """The process ended without an answer."""
-
-    def __init__(self, result: Result):
-        super().__init__(result.reason)
-        self.result = result
-
-
 class TrialProcess:
     """A process with a copy of a model, in which batch sizes are tried. After its death it starts again.
 
@@ -98,96 +85,54 @@ class TrialProcess:
 
     def __init__(self, model: keras.Model, batch: Any):
         self._start_message = to_copy(model), batch
-        self._process = self._start()
+        self._start()
 
     def __call__(self, batch: Any) -> Result:
         """Tries a batch; raises UnsupportedError if the process died before and does not start again."""
-        if self._process.returncode is not None:
-            self._process = self._start()
-        try:
-            return Result(*self._ask(self._process, batch))
-        except _EndedError as end:
-            return end.result
+        if self._child.process.returncode is not None:
+            self._start()
+        result: Result = self._ask(batch)
+        return result
 
     def close(self) -> None:
         """Ends the process."""
-        self._end(self._process)
+        self._child.close()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        self._connection, theirs = Pipe()
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths, "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
-                start_new_session=True,  # Ctrl-C reaches this process, which then ends that one
-            )
+    def _start(self) -> None:
+        self._child = Child(serve, os.environ | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"})
         try:
-            failure = self._ask(process, self._start_message)
-            if failure:
-                raise UnsupportedError(failure)
-        except _EndedError as end:
-            raise UnsupportedError(end.result.reason) from end
+            if failure := self._ask(self._start_message):
+                raise UnsupportedError(failure.reason)
         except BaseException:
-            self._end(process)
+            self.close()
             raise
-        return process
 
-    def _ask(self, process: "subprocess.Popen[bytes]", message: Any) -> Any:
-        hung = threading.Event()
-
-        def end() -> None:
-            hung.set()
-            process.kill()
-
-        late = threading.Timer(_SECONDS, end)
-        late.start()
-        try:
-            self._connection.send(message)
-            return self._connection.recv()
-        except (EOFError, OSError) as error:
-            process.wait()
-            self._end(process)
-            said = f"did not answer within {_SECONDS:g} s" if hung.is_set() else _ended(process.returncode)
-            raise _EndedError(Result("hung" if hung.is_set() else "killed", f"the trial's process {said}")) from error
-        finally:
-            late.cancel()
-
-    def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        process.kill()
-        process.wait()
-        self._connection.close()
+    def _ask(self, message: Any) -> Any:
+        """Returns the process's answer, or the Result that stands for its end."""
+        with limit(self._child.process, _SECONDS) as late:
+            try:
+                self._child.connection.send(message)
+                return self._child.connection.recv()
+            except (EOFError, OSError):
+                code = exit_code(self._child.process)
+        self.close()
+        if late.is_set():
+            return Result("hung", f"the trial's process did not answer within {_SECONDS:g} s")
+        hint = ", as the system does when its memory runs out" if code == -signal.SIGKILL else ""
+        return Result("killed", f"the trial's process {describe_end(code)}{hint}")
 
 
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    hint = ", as the system does when its memory runs out" if code == -signal.SIGKILL else ""
-    return f"was ended by signal {-code}{hint}"
-
-
-def serve() -> None:
+def serve(connection: "Connection[Any, Any]") -> None:
     """What the process does: it copies the model, and then tries each batch that it receives."""
-    connection: Connection[Any, Any] = Connection(os.dup(0))
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with suppress(OSError):  # so that the kernel kills this process, not its parent
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         copy, batch = connection.recv()
         model = copied_here(copy, batch)
     except Exception as error:  # noqa: BLE001  it is raised where the process was started
-        connection.send(str(error))
+        connection.send(Result("failed", str(error)))
         return
-    connection.send("")
+    connection.send(None)
     with suppress(EOFError):
         while True:
             connection.send(try_here(model, connection.recv()))
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)

@@ -208,33 +208,22 @@ def _run(command: Sequence[str], folder: str, task: Task, output: int | None) ->
         return process.wait()
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        _end(process, others)
+        _end(others)
         os.close(end)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
-def _end(process: subprocess.Popen[bytes], others: set[int]) -> None:
-    """Ends the process and what it has started, also what outlived it."""
+def _end(others: set[psutil.Process]) -> None:
+    """Ends what this process has started, also what outlived its own parent, but for others."""
     for number, seconds in ((signal.SIGTERM, _TERMINATE_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
-        due, signalled = time.monotonic() + seconds, set[int]()
-        while (running := _running(process, others)) and time.monotonic() < due:
-            for pid in running - signalled:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        due, signalled = time.monotonic() + seconds, set[psutil.Process]()
+        while (running := _descendants() - others) and time.monotonic() < due:
+            for child in running - signalled:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(number)
             signalled |= running
-            time.sleep(0.02)
+            psutil.wait_procs(running, 0.02)  # takes the exit status of those that nobody else waits for
 
 
-def _running(process: subprocess.Popen[bytes], others: set[int]) -> set[int]:
-    running = {process.pid} if process.poll() is None else set()
-    for pid in _descendants() - others - running:
-        ended = 0
-        with contextlib.suppress(ChildProcessError):  # its parent is still there to wait for it
-            ended, _ = os.waitpid(pid, os.WNOHANG)
-        if not ended:
-            running.add(pid)
-    return running
-
-
-def _descendants() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))

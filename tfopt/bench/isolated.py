@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tfopt.errors import TfoptError
+from tfopt.processes import describe_end
 
 # Loaded once, in the process that all others are forked from; none of them starts a thread or takes a GPU.
 _PRELOADED = ["tensorflow", "keras", "tfopt.bench.cases"]
@@ -151,8 +152,8 @@ def _receive(
         except (EOFError, ConnectionError):
             process.join()
             raise ProcessError(
-                f"Expected the process to answer. Found that it {_ended(process.exitcode)}. What to do: read what it "
-                "wrote; signal 9 usually means that the system ran out of memory."
+                f"Expected the process to answer. Found that it {describe_end(process.exitcode)}. What to do: read "
+                "what it wrote; signal 9 usually means that the system ran out of memory."
             ) from None
         if kind == "returned":
             return value
@@ -162,10 +163,6 @@ def _receive(
         f"Expected an answer within {seconds:g} s. Found none, and ended the process. What to do: find out what hangs, "
         "or takes so long to compile."
     )
-
-
-def _ended(code: int | None) -> str:
-    return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
 
 
 def _answer(
@@ -199,7 +196,7 @@ def _answer(
 
 
 def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
+    parent = multiprocessing.parent_process()  # the one that waits; the fork server lives as long as this one
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)

@@ -1,32 +1,32 @@
 """Runs one command in several local processes with one output and one exit code; if one fails, all end."""
 
 import contextlib
-import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import IO
 
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.watchdog.channel import readable
 from tfopt.distribute.watchdog.watch import RESTART
+from tfopt.processes import die_with, exit_code, signal_group
 
 _EXIT_INTERRUPTED = 130
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _SURVIVOR_SECONDS = 15.0  # after a survivor ended: the worker that failed, whose code counts, may take seconds
 _LEAVE_SECONDS = 30.0  # after a signal: the workers may be writing a checkpoint
 _KILL_SECONDS = 10.0
+_LOOK_SECONDS = 0.1  # how often it looks whether a worker has ended
 _DRAIN_SECONDS = 4.0  # a watchdog outlives its worker by two seconds and keeps its stderr open
 
 _LINE_BYTES = 65536  # longer lines are cut into pieces
@@ -118,20 +118,6 @@ class _Worker:
     rank: int
     process: subprocess.Popen[bytes]
 
-    def signal(self, number: int) -> None:
-        """Sends a signal to its whole group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-    def ended(self) -> bool:
-        """Whether it has ended. If so, kills what it left in its group."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # leaves a zombie, so that the group's id is not reused
-        if os.waitid(os.P_PID, self.process.pid, options) is None:
-            return False
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-        return True
-
     @property
     def code(self) -> int:
         """Exit code as a shell reports it."""
@@ -176,19 +162,19 @@ class LocalWorkers:
             no other code follows shortly: a worker that lost another is not the one that failed. 130 after SIGINT, 143
             after a second SIGTERM.
         """
-        with _wakeup_socket(self._on_signal) as wakeup:
+        with _handled(self._on_signal):
             try:
                 for rank, environ in enumerate(self._environs):
                     self._running.append(self._start(rank, environ))
                 if self._signals:  # the last worker may have started too late to get it
                     self._end()
                 while self._running:
-                    self._forward_output(wakeup)
+                    self._forward_output()
                     self._check_workers()
-                self._drain(wakeup)
+                self._drain()
             finally:
                 for worker in self._running:
-                    worker.signal(signal.SIGKILL)
+                    signal_group(worker.process, signal.SIGKILL)
         return self._code()
 
     @property
@@ -211,7 +197,7 @@ class LocalWorkers:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=partial(die_with, os.getpid()),
         )
         for pipe, target in ((process.stdout, 1), (process.stderr, 2)):
             if pipe is not None:
@@ -221,22 +207,18 @@ class LocalWorkers:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Forwards a signal immediately, even while a slow reader blocks the output."""
         for worker in self._running:
-            worker.signal(number)
+            signal_group(worker.process, number)
         if number in _ENDING:
             self._signals.append(number)
 
-    def _forward_output(self, wakeup: socket.socket) -> None:
-        """Waits up to a second for output, a signal or the end of a worker, and writes the output."""
-        sources: list[socket.socket | _Stream] = [wakeup, *self._streams]
-        for source in readable(sources, 1.0):
-            if isinstance(source, _Stream):
-                data = os.read(source.fileno(), 65536)
-                self._write(source, source.prefixer.lines(data) if data else source.prefixer.end())
-                if not data:
-                    self._streams.remove(source)
-                    source.pipe.close()
-            else:
-                source.recv(4096)
+    def _forward_output(self) -> None:
+        """Waits a moment for output, and writes it."""
+        for stream in readable(self._streams, _LOOK_SECONDS):
+            data = os.read(stream.fileno(), 65536)
+            self._write(stream, stream.prefixer.lines(data) if data else stream.prefixer.end())
+            if not data:
+                self._streams.remove(stream)
+                stream.pipe.close()
 
     def _write(self, stream: _Stream, data: bytes) -> None:
         if stream.target in self._broken:
@@ -249,7 +231,7 @@ class LocalWorkers:
 
     def _check_workers(self) -> None:
         now = time.monotonic()
-        for worker in [worker for worker in self._running if worker.ended()]:
+        for worker in [each for each in self._running if exit_code(each.process, wait=False) is not None]:
             self._running.remove(worker)
             if worker.code and not self._ending:
                 self._failed(worker, now)
@@ -257,7 +239,7 @@ class LocalWorkers:
             self._end()
         if now >= self._kill_at:
             for worker in self._running:
-                worker.signal(signal.SIGKILL)
+                signal_group(worker.process, signal.SIGKILL)
 
     def _failed(self, worker: _Worker, now: float) -> None:
         self._failures.append(worker.code)
@@ -273,13 +255,13 @@ class LocalWorkers:
         if self._running:
             self._say(f"ending {len(self._running)} more")
         for worker in self._running:
-            worker.signal(signal.SIGTERM)
+            signal_group(worker.process, signal.SIGTERM)
 
-    def _drain(self, wakeup: socket.socket) -> None:
+    def _drain(self) -> None:
         """Writes the remaining output, with a time limit: a process that left its group may hold a pipe open."""
         due = time.monotonic() + _DRAIN_SECONDS
         while self._streams and time.monotonic() < due:
-            self._forward_output(wakeup)
+            self._forward_output()
         for stream in self._streams:
             self._write(stream, stream.prefixer.end())
 
@@ -289,39 +271,14 @@ class LocalWorkers:
 
 
 @contextlib.contextmanager
-def _wakeup_socket(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[socket.socket]:
-    """Handles signals, and yields a socket that becomes readable after a signal or the end of a child."""
-    wakeup, sender = socket.socketpair()
-    sender.setblocking(False)
-    handlers = {signal.SIGCHLD: lambda number, frame: None} | dict.fromkeys(_FORWARDED, on_signal)
-    # Signals ignored by nohup or a shell's background job stay ignored. Not SIGCHLD: while that is ignored, the system
-    # discards how a child ended.
-    before = {
-        number: handler
-        for number in handlers
-        if (handler := signal.getsignal(number)) != signal.SIG_IGN or number == signal.SIGCHLD
-    }
-    with wakeup, sender:
-        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        for number in before:
-            signal.signal(number, handlers[number])
-        try:
-            yield wakeup
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(-1)
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """Returns a function for the child to call before its program, so that it dies with this process."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded here, because a forked child should load nothing
-
-    def die_with_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it is gone already
-            os._exit(1)
-
-    return die_with_parent
+def _handled(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handles signals. Those ignored by nohup or a shell's background job stay ignored."""
+    heard = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in heard}
+    # While this one is ignored, the system discards how a child ended.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

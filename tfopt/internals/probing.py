@@ -4,27 +4,27 @@ A process of its own trains stock Keras, then patched Keras, once where the defe
 finds neither the GPU nor the settings of the process that asks, and is killed with it. Answers are kept on disk.
 """
 
-import ctypes
 import hashlib
 import importlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.internals.sources import find, fingerprint
+from tfopt.processes import Child, die_with, exit_code, limit
 
 NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
 REFUSED = "refused"
@@ -34,7 +34,6 @@ _AT_ONCE = 4
 _START_SECONDS = 120  # for the process to load TensorFlow, on a busy machine
 _ROUNDING = 1e-4  # relatively, of sums over replicas
 _LONGEST = 1_000  # characters of a reason: what a pipe takes in one piece has more
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,41 +177,27 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    code = f"import sys; from {__name__} import main; main({_SECONDS}, sys.argv[1:])"
-    command = [sys.executable, "-c", code, *(patch.probe.home for patch in patches)]
     answers: dict[str, Verdict] = {}
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as errors,
-        subprocess.Popen(command, env=environment, stderr=errors, **pipes) as child,
-    ):
-        limit = threading.Timer(_START_SECONDS + _SECONDS * len(patches), child.kill)
-        limit.start()
+    with Child(main, environment) as child, limit(child.process, _START_SECONDS + _SECONDS * len(patches)):
         try:
             sys.stderr.write(f"{say}{len(patches)} of {len(patches)}")
-            for line in child.stdout or ():
-                with suppress(ValueError, TypeError, KeyError):
-                    name, state, why = json.loads(line)
-                    answers[name] = Verdict(state, why)
-                if sys.stderr.isatty():
-                    sys.stderr.write(f"{say}{len(patches) - len(answers)} of {len(patches)} ")
-            if child.wait() and not answers:
-                errors.seek(0)
-                last = next(reversed(errors.read().split("\n")[:-1]), f"exit code {child.returncode}")
-                raise ChildProcessError(last)
+            with suppress(EOFError, ConnectionError):
+                child.connection.send((_SECONDS, [patch.probe.home for patch in patches]))
+                while True:
+                    name, verdict = child.connection.recv()
+                    answers[name] = verdict
+                    if sys.stderr.isatty():
+                        sys.stderr.write(f"{say}{len(patches) - len(answers)} of {len(patches)} ")
+            if (code := exit_code(child.process)) and not answers:
+                raise ChildProcessError(child.last_words().rpartition("\n")[2] or f"exit code {code}")
         finally:
-            child.kill()  # after Ctrl-C
-            limit.cancel()
             sys.stderr.write("\n")
     return answers
 
 
-def main(seconds: int, homes: Sequence[str]) -> None:
-    """In the process of its own: probes the patches of these homes, each in a fork, and prints a line for each."""
-    _die_with_parent()
-    output = os.dup(1)
-    os.dup2(2, 1)  # what a training prints is no answer
+def main(connection: "Connection[Any, Any]") -> None:
+    """In the process of its own: probes patches, each in a fork, and sends what comes of each."""
+    seconds, homes = connection.recv()
     importlib.import_module("keras")  # once, for all forks
     running = 0
     for patch in [getattr(*find(home)) for home in homes]:
@@ -220,21 +205,24 @@ def main(seconds: int, homes: Sequence[str]) -> None:
             os.wait()
             running -= 1
         running += 1
-        _fork(patch, _probed if patch.probe.workers == 1 else _probed_together, output, seconds)
+        _fork(patch, _probed if patch.probe.workers == 1 else _probed_together, connection, seconds)
     for _ in range(running):
         os.wait()
 
 
-def _fork(patch: Any, probe: Callable[[Any], Verdict], output: int, seconds: int = _SECONDS) -> int:
-    """Probes a patch in a fork, which writes a line; returns the fork's process."""
+def _fork(
+    patch: Any, probe: Callable[[Any], Verdict], connection: "Connection[Any, Any]", seconds: int = _SECONDS
+) -> int:
+    """Probes a patch in a fork, which sends its name and the verdict; returns the fork's process."""
+    parent = os.getpid()
     process = os.fork()
     if process:
         return process
     try:
-        _die_with_parent()
+        die_with(parent)
         signal.alarm(seconds)
         verdict = probe(patch)
-        os.write(output, f"{json.dumps([patch.name, verdict.state, verdict.why[:_LONGEST]])}\n".encode())
+        connection.send((patch.name, replace(verdict, why=verdict.why[:_LONGEST])))
     except BaseException:  # noqa: BLE001  nothing of it may reach the caller
         traceback.print_exc()
     os._exit(0)
@@ -246,15 +234,14 @@ def _probed_together(patch: Any) -> Verdict:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    read, write = os.pipe()
-    with tempfile.TemporaryDirectory() as folder, open(read, encoding="utf-8") as lines:
-        workers = [_fork(patch, partial(_probed_as, index, addresses, folder), write) for index in range(count)]
-        os.close(write)
-        found = []
-        for line in lines:
-            found.append(Verdict(*json.loads(line)[1:]))
-            if found[-1].state == UNFIT:  # the others may wait for this worker
-                break
+    ours, theirs = Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder, ours:
+        workers = [_fork(patch, partial(_probed_as, index, addresses, folder), theirs) for index in range(count)]
+        theirs.close()
+        found: list[Verdict] = []
+        with suppress(EOFError):
+            while not found or found[-1].state != UNFIT:  # else the others may wait for this worker
+                found.append(ours.recv()[1])
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
             os.waitpid(worker, 0)
@@ -267,11 +254,6 @@ def _probed_as(index: int, addresses: Sequence[str], folder: str, patch: Any) ->
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
     os.chdir(folder)
     return _probed(patch)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _probed(patch: Any) -> Verdict:

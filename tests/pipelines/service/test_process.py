@@ -5,12 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from gone import gone
 
 from tfopt.pipelines import build_pipeline
 from tfopt.pipelines.service import process
@@ -73,14 +73,6 @@ def relays(parent=None):
     return {int(each): relays(each) for each in listed}
 
 
-def ended(number):
-    """Whether a process ends."""
-    limit = time.monotonic() + 30
-    while Path(f"/proc/{number}").exists() and time.monotonic() < limit:
-        time.sleep(0.02)
-    return not Path(f"/proc/{number}").exists()
-
-
 @pytest.fixture
 def own_relay(servers):
     """A service, and the two processes of the relay to it."""
@@ -129,7 +121,7 @@ def test_the_relay_ends_once_its_process_is_killed(servers, service, tmp_path):
     number, output = servers.run(service, script=str(script))
     assert servers.wait(number) == -signal.SIGKILL
     relay = output.read_text().split()[-2:]
-    assert all(map(ended, relay))
+    assert all(map(gone, relay))
 
 
 @pytest.mark.slow
@@ -143,4 +135,4 @@ def test_a_process_ends_though_iterators_are_alive(service, tmp_path):
     assert found.returncode == 7, found.stderr
     assert "Traceback" not in found.stderr
     assert "Exception" not in found.stderr
-    assert all(map(ended, found.stdout.split()))
+    assert all(map(gone, found.stdout.split()))
