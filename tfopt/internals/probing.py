@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.internals.sources import find, fingerprint
+from tfopt.warn import warn_once
 
 NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
 REFUSED = "refused"
@@ -107,10 +108,16 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
         otherwise = f"the process that tries it failed: {error}"
     for patch in asked:
         key = _key(patch)
-        _known[key] = answers.get(patch.name) or Verdict(UNFIT, otherwise)
+        _known[key] = answers.get(patch.name) or Verdict(UNFIT, f"{otherwise} (the next process tries again)")
         if patch.name in answers:  # else it may have been this machine
-            with suppress(OSError, RuntimeError):  # no place to keep it
+            try:
                 _keep(_place(patch, key), answers[patch.name])
+            except (OSError, RuntimeError) as error:
+                warn_once(
+                    "probes_not_kept",
+                    f"Expected to keep in {folder()} what was found out about this Keras. Found: {error}. Each process "
+                    "tries it again until XDG_CACHE_HOME names a folder that can be written.",
+                )
     return [_known[_key(patch)] for patch in patches]
 
 
@@ -152,9 +159,13 @@ def _fingerprint(target: str) -> str:
         return type(error).__name__
 
 
+def folder() -> str:
+    """Where verdicts are kept, as messages name it: "~" is the user's home, if there is one."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfopt", "probes")
+
+
 def _place(patch: Probed, key: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "tfopt" / "probes" / f"{patch.name}-{key}.json"
+    return Path(folder()).expanduser() / f"{patch.name}-{key}.json"
 
 
 def _keep(place: Path, verdict: Verdict) -> None:
@@ -171,8 +182,7 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
         ChildProcessError: If that process fails before it has an answer.
     """
     tensorflow, keras, _ = _versions()
-    found = f"TensorFlow {tensorflow} and Keras {keras}"
-    say = f"\rtfopt does not know all of {found} yet, and tests its patches there. This happens once. Left: "
+    tried = "a patch" if len(patches) == 1 else f"{len(patches)} patches"
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
@@ -188,13 +198,16 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
         limit = threading.Timer(_START_SECONDS + _SECONDS * len(patches), child.kill)
         limit.start()
         try:
-            sys.stderr.write(f"{say}{len(patches)} of {len(patches)}")
+            sys.stderr.write(
+                f"tfopt does not know all of TensorFlow {tensorflow} and Keras {keras} yet. It tries {tried} there, about "
+                f"ten seconds each, and keeps the answers in {folder()}.\n"
+            )
             for line in child.stdout or ():
                 with suppress(ValueError, TypeError, KeyError):
                     name, state, why = json.loads(line)
                     answers[name] = Verdict(state, why)
                 if sys.stderr.isatty():
-                    sys.stderr.write(f"{say}{len(patches) - len(answers)} of {len(patches)} ")
+                    sys.stderr.write(f"\r{len(answers)} of {len(patches)} tried")
             if child.wait() and not answers:
                 errors.seek(0)
                 last = next(reversed(errors.read().split("\n")[:-1]), f"exit code {child.returncode}")
@@ -202,7 +215,8 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
         finally:
             child.kill()  # after Ctrl-C
             limit.cancel()
-            sys.stderr.write("\n")
+            if sys.stderr.isatty():
+                sys.stderr.write("\n")
     return answers
 
 
