@@ -61,7 +61,7 @@ def test_what_becomes_of_patches(folder, monkeypatch, capfd):
     assert {found[name].why for name in unanswered} == {"its probe did not end (the next process tries again)"}
     said = [line for line in capfd.readouterr().err.splitlines() if "tfopt does not know all of" in line]
     assert [line.partition(" It tries ")[2] for line in said] == [
-        f"{len(ALL)} patches there, about ten seconds each, and keeps the answers in {folder}."
+        f"{len(ALL)} of its patches there, about ten seconds each, and keeps the answers in {folder}."
     ]
     kept = {path.name.rpartition("-")[0] for path in folder.iterdir()}
     assert kept == found.keys() - unanswered  # which may have been the machine
@@ -106,8 +106,8 @@ def test_without_a_place_it_is_asked_in_each_process_with_a_warning(asked, folde
     probing.verdicts([NEEDED])
     assert asked == ["needed"] * 2
     (record,) = caplog.records
-    assert record.message.startswith(f"Expected to keep in {folder} ")
-    assert record.message.endswith("until XDG_CACHE_HOME names a folder that can be written.")
+    assert record.message.startswith(f"Expected a folder that can be written at {folder}, ")
+    assert record.message.endswith("Until XDG_CACHE_HOME names one, each process tries it again.")
 
 
 def test_the_progress_is_shown_in_a_terminal(monkeypatch):
@@ -115,7 +115,7 @@ def test_the_progress_is_shown_in_a_terminal(monkeypatch):
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     probing.verdicts([NEEDED])
-    assert re.search(r"It tries a patch there, .*\.\n\r1 of 1 tried\n$", terminal.getvalue())
+    assert re.search(r"It tries 1 of its patches there, .*\.\n\r1 of 1 tried\n$", terminal.getvalue())
 
 
 @pytest.mark.parametrize("what", ["_versions", "_fingerprint", "_code"])

@@ -115,8 +115,8 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
             except (OSError, RuntimeError) as error:
                 warn_once(
                     "probes_not_kept",
-                    f"Expected to keep in {folder()} what was found out about this Keras. Found: {error}. Each process "
-                    "tries it again until XDG_CACHE_HOME names a folder that can be written.",
+                    f"Expected a folder that can be written at {folder()}, to keep what was found out about this "
+                    f"Keras. Found: {error}. Until XDG_CACHE_HOME names one, each process tries it again.",
                 )
     return [_known[_key(patch)] for patch in patches]
 
@@ -182,7 +182,6 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
         ChildProcessError: If that process fails before it has an answer.
     """
     tensorflow, keras, _ = _versions()
-    tried = "a patch" if len(patches) == 1 else f"{len(patches)} patches"
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
@@ -199,8 +198,8 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
         limit.start()
         try:
             sys.stderr.write(
-                f"tfopt does not know all of TensorFlow {tensorflow} and Keras {keras} yet. It tries {tried} there, about "
-                f"ten seconds each, and keeps the answers in {folder()}.\n"
+                f"tfopt does not know all of TensorFlow {tensorflow} and Keras {keras} yet. It tries {len(patches)} of "
+                f"its patches there, about ten seconds each, and keeps the answers in {folder()}.\n"
             )
             for line in child.stdout or ():
                 with suppress(ValueError, TypeError, KeyError):
