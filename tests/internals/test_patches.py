@@ -55,6 +55,18 @@ def test_what_stands_on_top_stays_there():
     undo([upper, lower])
 
 
+def test_a_function_in_a_closure_is_named_as_itself():
+    held = Base.area
+
+    def area():
+        return held
+
+    (cell,) = area.__closure__
+    with patched(cell, "cell_contents", plus(1), by="test"):
+        assert area()(Box()) == 4
+        assert str(present()[-1]) == "Base.area"
+
+
 def test_an_inherited_function_is_inherited_again():
     with patched(Box, "area", plus(1), by="test"):
         assert (Box().area(), Base().area()) == (4, 3)

@@ -1,5 +1,7 @@
+import io
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.fit import overlapping
 from tfopt.internals import probing
 from tfopt.internals.probing import NEEDLESS, UNFIT, Verdict
+from tfopt.warn import forget_warnings
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,8 +58,11 @@ def test_what_becomes_of_patches(folder, monkeypatch, capfd):
     assert found["useless"].why == "Keras computes 3 with the patch and 1 without it; 2 is right"
     assert found["failing"].why == found["left"].why == "RuntimeError: broken on purpose"
     unanswered = {"hanging", "dying", "losing"}
-    assert {found[name].why for name in unanswered} == {"its probe did not end"}
-    assert capfd.readouterr().err.count("tfopt does not know all of") == 1
+    assert {found[name].why for name in unanswered} == {"its probe did not end (the next process tries again)"}
+    said = [line for line in capfd.readouterr().err.splitlines() if "tfopt does not know all of" in line]
+    assert [line.partition(" It tries ")[2] for line in said] == [
+        f"{len(ALL)} of its patches there, about ten seconds each, and keeps the answers in {folder}."
+    ]
     kept = {path.name.rpartition("-")[0] for path in folder.iterdir()}
     assert kept == found.keys() - unanswered  # which may have been the machine
 
@@ -65,7 +71,7 @@ def test_a_process_that_cannot_start_says_why(folder):
     lost = replace(NEEDED, probe=replace(NEEDED.probe, home="probed_patches:LOST"))
     (verdict,) = probing.verdicts([lost])
     assert verdict.state == UNFIT
-    assert re.match(r"the process that tries it failed: AttributeError: .*LOST", verdict.why)
+    assert re.match(r"the process that tries it failed: AttributeError: .*LOST.* \(the next process tries", verdict.why)
     assert not folder.exists()  # asked again next time
 
 
@@ -90,7 +96,8 @@ def test_a_damaged_file_is_asked_again(asked, folder, monkeypatch, content):
     assert json.loads(path.read_text())["state"] == "needed"
 
 
-def test_without_a_place_it_is_asked_in_each_process(asked, tmp_path, monkeypatch):
+def test_without_a_place_it_is_asked_in_each_process_with_a_warning(asked, folder, tmp_path, monkeypatch, caplog):
+    forget_warnings()
     (tmp_path / "tfopt").touch()  # where a folder would have to be
     for _ in range(2):
         assert probing.verdicts([NEEDED])[0].state == probing.NEEDED
@@ -98,6 +105,17 @@ def test_without_a_place_it_is_asked_in_each_process(asked, tmp_path, monkeypatc
     monkeypatch.setattr(probing, "_known", {})
     probing.verdicts([NEEDED])
     assert asked == ["needed"] * 2
+    (record,) = caplog.records
+    assert record.message.startswith(f"Expected a folder that can be written at {folder}, ")
+    assert record.message.endswith("Until XDG_CACHE_HOME names one, each process tries it again.")
+
+
+def test_the_progress_is_shown_in_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    probing.verdicts([NEEDED])
+    assert re.search(r"It tries 1 of its patches there, .*\.\n\r1 of 1 tried\n$", terminal.getvalue())
 
 
 @pytest.mark.parametrize("what", ["_versions", "_fingerprint", "_code"])
@@ -136,7 +154,7 @@ def test_what_a_verdict_does(monkeypatch, state, shown, installed):
     monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
     monkeypatch.setattr(probing, "_ask", lambda patches: {patch.name: Verdict(state, "seen") for patch in patches})
     if installed is None:
-        with pytest.raises(Exception, match=r"clear_session.* It was tried here: seen\. To try again, remove"):
+        with pytest.raises(Exception, match=r"clear_session.* has tried the patch on this version: seen\."):
             repair.install()
     else:
         repair.install()

@@ -2,7 +2,9 @@ import functools
 import linecache
 import sys
 
+import keras
 import pytest
+import tensorflow as tf
 from versions import nothing_fits
 
 from tfopt.errors import UnsupportedError
@@ -22,8 +24,9 @@ class Box:
 '''
 MENDED = SOURCE.replace("3 * radius", "3.14 * radius**2")
 SAID = (
-    "The area of a circle is wrong. Square it yourself. It was tried here: nothing fits. To try again, remove "
-    "tfopt/probes from the folder of your caches."
+    f"in TensorFlow {tf.__version__} and Keras {keras.__version__}. It stays unpatched, and this may still be wrong: "
+    "The area of a circle is wrong. Square it yourself. tfopt has tried the patch on this version: nothing fits. Its "
+    "answers are in /caches/tfopt/probes; remove them to try again. docs/versions.md lists the versions it knows."
 )
 # Taken under Python 3.11; the same under 3.12 and 3.13.
 AREA, SIZE, MENDED_AREA = "24bbdd3f1c8489f0", "4ca3af8e59bc4887", "add4e59d2f389804"
@@ -102,7 +105,7 @@ def test_mended_upstream_is_left_alone(upstream):
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (SOURCE.replace("3 *", "4 *"), r"upstream:area .*Found: a version with the fingerprint [0-9a-f]{16}\."),
+        (SOURCE.replace("3 *", "4 *"), r"upstream:area .*Found: a version with the fingerprint [0-9a-f]{16}, in"),
         (SOURCE.replace("return 1", "return 2"), r"upstream:Box\.size .*Found: a version with the fingerprint"),
         (SOURCE.replace("def area", "def circle_area") + "\narea = None", r"upstream:area .*cannot be read"),
         (SOURCE.replace("class Box", "class Cube"), r"upstream:Box\.size .*cannot be read .*no attribute 'Box'"),
@@ -113,6 +116,7 @@ def test_mended_upstream_is_left_alone(upstream):
 )
 def test_an_unknown_function_that_the_repair_does_not_fit_is_refused_by_name(monkeypatch, upstream, source, target):
     nothing_fits(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     module, _ = upstream(source)
     original = module.area
     circles = repair()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from types import ModuleType
+from types import CellType, ModuleType
 from typing import Any
 
 from tfopt.errors import UnsupportedError
@@ -34,6 +34,8 @@ class Patch:
     """Whether it stands over the other patches of the function, also over later ones."""
 
     def __str__(self) -> str:
+        if isinstance(self.owner, CellType):
+            return str(self.owner.cell_contents.__qualname__)
         return f"{getattr(self.owner, '__name__', type(self.owner).__name__)}.{self.name}"
 
 

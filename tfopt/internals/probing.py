@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from tfopt.errors import TfoptError, summarize_error
 from tfopt.internals.sources import find, fingerprint
 from tfopt.processes import Child, die_with, exit_code, limit
+from tfopt.warn import warn_once
 
 NEEDED, NEEDLESS, UNFIT = "needed", "needless", "unfit"
 REFUSED = "refused"
@@ -108,10 +109,16 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
         otherwise = f"the process that tries it failed: {error}"
     for patch in asked:
         key = _key(patch)
-        _known[key] = answers.get(patch.name) or Verdict(UNFIT, otherwise)
+        _known[key] = answers.get(patch.name) or Verdict(UNFIT, f"{otherwise} (the next process tries again)")
         if patch.name in answers:  # else it may have been this machine
-            with suppress(OSError, RuntimeError):  # no place to keep it
+            try:
                 _keep(_place(patch, key), answers[patch.name])
+            except (OSError, RuntimeError) as error:
+                warn_once(
+                    "probes_not_kept",
+                    f"Expected a folder that can be written at {folder()}, to keep what was found out about this "
+                    f"Keras. Found: {error}. Until XDG_CACHE_HOME names one, each process tries it again.",
+                )
     return [_known[_key(patch)] for patch in patches]
 
 
@@ -153,9 +160,13 @@ def _fingerprint(target: str) -> str:
         return type(error).__name__
 
 
+def folder() -> str:
+    """Where verdicts are kept, as messages name it: "~" is the user's home, if there is one."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfopt", "probes")
+
+
 def _place(patch: Probed, key: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "tfopt" / "probes" / f"{patch.name}-{key}.json"
+    return Path(folder()).expanduser() / f"{patch.name}-{key}.json"
 
 
 def _keep(place: Path, verdict: Verdict) -> None:
@@ -172,26 +183,28 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
         ChildProcessError: If that process fails before it has an answer.
     """
     tensorflow, keras, _ = _versions()
-    found = f"TensorFlow {tensorflow} and Keras {keras}"
-    say = f"\rtfopt does not know all of {found} yet, and tests its patches there. This happens once. Left: "
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     answers: dict[str, Verdict] = {}
     with Child(main, environment) as child, limit(child.process, _START_SECONDS + _SECONDS * len(patches)):
         try:
-            sys.stderr.write(f"{say}{len(patches)} of {len(patches)}")
+            sys.stderr.write(
+                f"tfopt does not know all of TensorFlow {tensorflow} and Keras {keras} yet. It tries {len(patches)} of "
+                f"its patches there, about ten seconds each, and keeps the answers in {folder()}.\n"
+            )
             with suppress(EOFError, ConnectionError):
                 child.connection.send((_SECONDS, [patch.probe.home for patch in patches]))
                 while True:
                     name, verdict = child.connection.recv()
                     answers[name] = verdict
                     if sys.stderr.isatty():
-                        sys.stderr.write(f"{say}{len(patches) - len(answers)} of {len(patches)} ")
+                        sys.stderr.write(f"\r{len(answers)} of {len(patches)} tried")
             if (code := exit_code(child.process)) and not answers:
                 raise ChildProcessError(child.last_words().rpartition("\n")[2] or f"exit code {code}")
         finally:
-            sys.stderr.write("\n")
+            if sys.stderr.isatty():
+                sys.stderr.write("\n")
     return answers
 
 

@@ -93,8 +93,8 @@ class Repair:
             (verdict,) = probing.verdicts([self])
             if verdict.state == probing.UNFIT:
                 raise UnsupportedError(
-                    f"{unknown} It was tried here: {verdict.why}. To try again, remove tfopt/probes from the folder of "
-                    "your caches."
+                    f"{unknown} tfopt has tried the patch on this version: {verdict.why}. Its answers are in "
+                    f"{probing.folder()}; remove them to try again. docs/versions.md lists the versions it knows."
                 ) from unknown
             return verdict.state == probing.NEEDED
 
@@ -180,8 +180,8 @@ class Repair:
 
     def _unknown(self, target: str, found: str) -> UnsupportedError:
         return UnsupportedError(
-            f"Expected a version of {target} that tfopt's repair {self.name!r} knows. Found: {found}. "
-            f"{self.unpatched} {self.defect} {self.without}"
+            f"Expected a version of {target} that tfopt's patch {self.name!r} knows. Found: {found}, in TensorFlow "
+            f"{tf.__version__} and Keras {keras.__version__}. {self.unpatched} {self.defect} {self.without}"
         )
 
 
