@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 import tfopt
-from tfopt.diagnosis.hook import ANSWER, DIAGNOSE, PAGE, TIME, TUNE, Task
+from tfopt.bench.doctor_hook import ANSWER, DIAGNOSE, PAGE, TIME, TUNE, Task
 from tfopt.errors import TfoptError, UnsupportedError
 from tfopt.text import figure, wrapped
 
@@ -27,9 +27,9 @@ _SITECUSTOMIZE = """\
 import sys
 sys.path.remove({folder!r})
 sys.path.insert(0, {root!r})
-from tfopt.diagnosis import hook
+from tfopt.bench import doctor_hook
 sys.path.remove({root!r})
-hook.install({folder!r}, {restored!r}, {alive!r}, **{options!r})
+doctor_hook.install({folder!r}, {restored!r}, {alive!r}, **{options!r})
 del sys.modules["sitecustomize"]
 import sitecustomize  # the one that this one hid, if any
 """

@@ -170,7 +170,7 @@ class _Doctor:
             return {"failed": f"{type(error).__name__}: {error}"}
 
     def _time(self, model: Any, arguments: Mapping[str, Any], stock: Callable[..., Any]) -> dict[str, Any]:
-        from tfopt.diagnosis.timed_fit import timed_fit
+        from tfopt.bench.timed_fit import timed_fit
 
         how = "as it is" if not self._task.causes else "tuned"
         sys.stderr.write(f"tfopt-bench: timing the script itself, {how}\n")

@@ -64,7 +64,7 @@ def timed_fit(fit, model, arguments, steps, causes):
 
 sys.modules["tfopt.diagnosis.diagnosing"] = types.SimpleNamespace(diagnose_fit=diagnose_fit)
 sys.modules["tfopt.diagnosis.tuning"] = types.SimpleNamespace(tune_fit=tune_fit)
-sys.modules["tfopt.diagnosis.timed_fit"] = types.SimpleNamespace(timed_fit=timed_fit)
+sys.modules["tfopt.bench.timed_fit"] = types.SimpleNamespace(timed_fit=timed_fit)
 """
 KERAS = """
 import os

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt.diagnosis.timed_fit import WARMUP, timed_fit
+from tfopt.bench.timed_fit import WARMUP, timed_fit
 from tfopt.errors import UnsupportedError
 from tfopt.fit.launching import overlap_of
 
