@@ -6,37 +6,30 @@ from itertools import pairwise
 
 from tfopt.bench.report.formatting import number, ratio
 from tfopt.bench.results import DEFAULTS, NAIVE, CaseResult, Run, VariantResult
+from tfopt.diagnosis.techniques import FLASH_ATTENTION, OVERLAP, XLA, policy
 from tfopt.measure import Comparison, StepTimes, compare
 
 _ADDED = "+ "
 _BUILT = "dataset = build_pipeline(data, batch_size={batch_size}{cache})"
+_POLICIES = policy("mixed_bfloat16"), policy("mixed_float16")
+_OF_MODEL = {one.name: one for one in (*_POLICIES, XLA, FLASH_ATTENTION, OVERLAP)}
 # A line of code for each technique of the suite `stack`, in the order in which a script needs them.
 _LINES = {
-    "mixed_bfloat16": 'tfopt.precision.apply(model, "mixed_bfloat16")',
-    "mixed_float16": 'tfopt.precision.apply(model, "mixed_float16")',
+    **{one.name: one.code for one in _POLICIES},
     "build_pipeline": _BUILT.replace("{cache}", ""),
     'cache="memory"': _BUILT.replace("{cache}", ', cache="memory"'),
     'cache="device"': _BUILT.replace("{cache}", ', cache="device"'),
-    "XLA": "tfopt.xla.set_jit(model, True)",
-    "flash attention": "tfopt.kernels.use_flash_attention(model)",
-    "overlap": "tfopt.fit.overlap(model)",
+    **{one.name: one.code for one in (XLA, FLASH_ATTENTION, OVERLAP)},
 }
 _NEEDS = {
     'cache="memory"': {"build_pipeline"},
     'cache="device"': {"build_pipeline"},
     # 16 bits pay with kernels that only XLA has.
-    "XLA": {"mixed_bfloat16", "mixed_float16"},
-    "flash attention": {"mixed_bfloat16", "mixed_float16", "XLA"},
+    XLA.name: {one.name for one in _POLICIES},
+    FLASH_ATTENTION.name: {*(one.name for one in _POLICIES), XLA.name},
 }
 _DATA = "# data: a folder of images or TFRecords, or a tuple of arrays"
-_PAGES = {
-    "TF32": "precision",
-    "mixed": "precision",
-    "build": "pipelines",
-    "cache": "pipelines",
-    "XLA": "xla",
-    "flash": "kernels",
-}
+_PAGES = {"TF32": "precision", **{name: one.page for name, one in _OF_MODEL.items()}}
 _RESUME = "To measure the rest, run tfopt-bench again with --resume and the same --output."
 _CACHES = {'cache="memory"': "in memory", 'cache="device"': "on the GPU"}
 
@@ -97,7 +90,7 @@ def _recommended(case: CaseResult, best: VariantResult, gain: Comparison, stack:
     summary = f"The {case.workload} workload trains {_interval(gain)} as fast as with Keras' defaults."
     batch_size = _times(best).examples_per_step or 32
     notes = [*_shares(kept, credits), *_left_out(within, beyond), *_beside_naive(case, best)]
-    pages = dict.fromkeys(next((page for key, page in _PAGES.items() if name.startswith(key)), "fit") for name in kept)
+    pages = dict.fromkeys(_PAGES.get(name, "pipelines") for name in kept)
     notes += [_RESUME] * bool(case.unfinished) + [f"Read {', '.join(f'docs/{page}.md' for page in pages)}."]
     return Advice(case.workload, summary, _code(kept, credits, batch_size), " ".join(notes))
 
