@@ -33,9 +33,9 @@ def asked(monkeypatch):
 
     def ask(patches):
         asked.extend(patch.name for patch in patches)
-        return {patch.name: Verdict(probing.NEEDED, "so it is") for patch in patches}
+        return [(patch.name, Verdict(probing.NEEDED, "so it is")) for patch in patches]
 
-    monkeypatch.setattr(probing, "_ask", ask)
+    monkeypatch.setattr(probing, "_answers", ask)
     return asked
 
 
@@ -152,7 +152,9 @@ def test_a_repair_that_meets_another_source_is_tried_and_installed(monkeypatch):
 def test_what_a_verdict_does(monkeypatch, state, shown, installed):
     repair = repairs.CLEAR_SESSION
     monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
-    monkeypatch.setattr(probing, "_ask", lambda patches: {patch.name: Verdict(state, "seen") for patch in patches})
+    monkeypatch.setattr(
+        probing, "_answers", lambda patches: [(patch.name, Verdict(state, "seen")) for patch in patches]
+    )
     if installed is None:
         with pytest.raises(Exception, match=r"clear_session.* has tried the patch on this version: seen\."):
             repair.install()

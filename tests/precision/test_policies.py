@@ -8,6 +8,8 @@ from versions import make_unknown
 from tfopt import hardware, precision, repairs
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import Gpu
+from tfopt.internals import probing
+from tfopt.internals.probing import NEEDED, Verdict
 from tfopt.internals.scopes import get_state, set_state
 from tfopt.warn import forget_warnings
 
@@ -224,6 +226,25 @@ def test_float16_is_refused_where_keras_is_not_known(monkeypatch, name):
         assert not repaired()
     with precision.policy("mixed_bfloat16"):
         pass
+
+
+def test_what_a_policy_needs_is_tried_in_one_process(monkeypatch, tmp_path):
+    asked = []
+
+    def answers(patches):
+        asked.append({patch.name for patch in patches})
+        return [(patch.name, Verdict(NEEDED, "seen")) for patch in patches]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(probing, "_known", {})
+    monkeypatch.setattr(probing, "_answers", answers)
+    needed = [*repairs.FLOAT16, "clear_session", "rounded_ids"]
+    for name in needed:
+        repair = repairs.REPAIRS[name]
+        monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
+    with precision.policy("mixed_float16"):
+        assert repaired() == set(needed)
+    assert asked == [set(needed)]
 
 
 def test_an_unknown_clear_session_is_only_warned_of_once(monkeypatch, caplog):

@@ -129,12 +129,13 @@ def _environment(send: Callable[[Any], None]) -> dict[str, Any]:
     from tfopt import repairs
     from tfopt.distribute.data_check.fits import DATA_CHECK
     from tfopt.fit.overlapping import PATCH
+    from tfopt.internals.probing import folder
     from tfopt.measure import environment
 
     patches: dict[str, list[str]] = {}  # by what is known of the functions that they replace in this Keras
     for patch in (*repairs.REPAIRS.values(), PATCH, DATA_CHECK):
         patches.setdefault(patch.standing(), []).append(patch.name)
-    return environment() | {"patches": patches}
+    return environment() | {"patches": patches | {"answers": [folder()]}}
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -73,7 +73,8 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
     require_model(model)
     checks.count("log_every", log_every, "Pass a number of steps.")
     checks.count("steps_in_flight", steps_in_flight, "Pass a number of steps.")
-    _require_known(model)
+    PATCH.applies()  # first: a version that lacks a method is refused by its name
+    _require_own(model)
     PATCH.install()
     in_flight = InFlight(steps_in_flight, idle=not tf.config.list_logical_devices("GPU"))
     state = overlap_of(model)
@@ -144,7 +145,7 @@ def _attach(model: keras.Model, state: Overlap) -> None:
             setattr(model, name, OverlappedStep(function, model, state))
 
 
-def _require_known(model: keras.Model) -> None:
+def _require_own(model: keras.Model) -> None:
     if overlap_of(model) is not None:
         return
     own = [name for name in _RELIED_ON if not has_keras_own(model, name)]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfopt.errors import TfoptError, summarize_error
+from tfopt.files import write_atomic
 from tfopt.internals.sources import find, fingerprint
 from tfopt.processes import Child, die_with, exit_code, limit
 from tfopt.warn import warn_once
@@ -101,25 +102,29 @@ def kept(patch: Probed) -> Verdict | None:
 
 def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
     """The verdicts on patches. Those that are not known yet are all probed in one process."""
-    asked = [patch for patch in patches if kept(patch) is None]
-    answers, otherwise = {}, "its probe did not end"
+    asked = {patch.name: patch for patch in patches if kept(patch) is None}
+    otherwise = "its probe did not end"
     try:
-        answers = _ask(asked) if asked else {}
+        for name, verdict in _answers(list(asked.values())) if asked else ():
+            _keep(asked.pop(name), verdict)
     except ChildProcessError as error:
         otherwise = f"the process that tries it failed: {error}"
-    for patch in asked:
-        key = _key(patch)
-        _known[key] = answers.get(patch.name) or Verdict(UNFIT, f"{otherwise} (the next process tries again)")
-        if patch.name in answers:  # else it may have been this machine
-            try:
-                _keep(_place(patch, key), answers[patch.name])
-            except (OSError, RuntimeError) as error:
-                warn_once(
-                    "probes_not_kept",
-                    f"Expected a folder that can be written at {folder()}, to keep what was found out about this "
-                    f"Keras. Found: {error}. Until XDG_CACHE_HOME names one, each process tries it again.",
-                )
+    for patch in asked.values():  # not kept on disk: it may have been this machine
+        _known[_key(patch)] = Verdict(UNFIT, f"{otherwise} (the next process tries again)")
     return [_known[_key(patch)] for patch in patches]
+
+
+def _keep(patch: Probed, verdict: Verdict) -> None:
+    key = _key(patch)
+    _known[key] = verdict
+    try:
+        write_atomic(_place(patch, key), json.dumps(asdict(verdict)))
+    except (OSError, RuntimeError) as error:
+        warn_once(
+            "probes_not_kept",
+            f"Expected a folder that can be written at {folder()}, to keep what was found out about this Keras. Found: "
+            f"{error}. Until XDG_CACHE_HOME names one, each process tries it again.",
+        )
 
 
 def _key(patch: Probed) -> str:
@@ -169,15 +174,8 @@ def _place(patch: Probed, key: str) -> Path:
     return Path(folder()).expanduser() / f"{patch.name}-{key}.json"
 
 
-def _keep(place: Path, verdict: Verdict) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
-        json.dump(asdict(verdict), file)
-    os.replace(file.name, place)
-
-
-def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
-    """Probes patches in a process of their own.
+def _answers(patches: Sequence[Probed]) -> Iterator[tuple[str, Verdict]]:
+    """Probes patches in a process of their own; yields what comes of each, by its name.
 
     Raises:
         ChildProcessError: If that process fails before it has an answer.
@@ -186,7 +184,7 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
     dropped = ("TF_CONFIG", "XLA_FLAGS", "TF_XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
-    answers: dict[str, Verdict] = {}
+    answered = 0
     with Child(main, environment) as child, limit(child.process, _START_SECONDS + _SECONDS * len(patches)):
         try:
             sys.stderr.write(
@@ -196,16 +194,15 @@ def _ask(patches: Sequence[Probed]) -> dict[str, Verdict]:
             with suppress(EOFError, ConnectionError):
                 child.connection.send((_SECONDS, [patch.probe.home for patch in patches]))
                 while True:
-                    name, verdict = child.connection.recv()
-                    answers[name] = verdict
+                    yield child.connection.recv()
+                    answered += 1
                     if sys.stderr.isatty():
-                        sys.stderr.write(f"\r{len(answers)} of {len(patches)} tried")
-            if (code := exit_code(child.process)) and not answers:
+                        sys.stderr.write(f"\r{answered} of {len(patches)} tried")
+            if (code := exit_code(child.process)) and not answered:
                 raise ChildProcessError(child.last_words().rpartition("\n")[2] or f"exit code {code}")
         finally:
             if sys.stderr.isatty():
                 sys.stderr.write("\n")
-    return answers
 
 
 def main(connection: "Connection[Any, Any]") -> None:

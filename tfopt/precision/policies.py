@@ -12,6 +12,7 @@ from tfopt import hardware, repairs
 from tfopt.errors import UnsupportedError, unknown_name
 from tfopt.hardware import Gpu
 from tfopt.internals.scopes import get_state, set_state
+from tfopt.repairs.catalogue import try_out
 from tfopt.text import Shown
 from tfopt.warn import warn_once
 
@@ -179,9 +180,13 @@ def _global_policy(policy: str | keras.DTypePolicy) -> keras.DTypePolicy:
         )
     is_map = isinstance(chosen, keras.dtype_policies.DTypePolicyMap)
     parts = [chosen.default_policy, *(chosen[key] for key in chosen)] if is_map else [chosen]
-    if any(part.compute_dtype == "float16" for part in parts):
-        repairs.install(*repairs.FLOAT16)
-    if any(part.compute_dtype in ("float16", "bfloat16") for part in parts):
+    dtypes = {part.compute_dtype for part in parts}
+    of_float16 = repairs.FLOAT16 if "float16" in dtypes else ()
+    of_16_bits = [repairs.ROUNDED_IDS.name] if dtypes & {"float16", "bfloat16"} else []
+    try_out(*of_float16, *of_16_bits, repairs.CLEAR_SESSION.name)  # one after another would take longer
+    if of_float16:
+        repairs.install(*of_float16)
+    if of_16_bits:
         keep_ids()
     return chosen
 

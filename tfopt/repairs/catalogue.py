@@ -115,12 +115,17 @@ def install(*names: str) -> Status:
         replica_overflow  broken, not repaired       Under a tf.distribute strategy with several replicas, …
     """
     chosen = _chosen(names)
-    probing.verdicts([repair for repair in chosen if repair.standing() == "unknown"])  # all in one process
+    try_out(*names)
     for repair in chosen:
         repair.applies()
     for repair in chosen:
         repair.install()
     return status()
+
+
+def try_out(*names: str) -> None:
+    """Probes, in one process, those of these repairs that meet functions which tfopt does not know."""
+    probing.verdicts([repair for repair in _chosen(names) if repair.standing() == "unknown"])
 
 
 def remove(*names: str) -> Status:

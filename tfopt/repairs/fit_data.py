@@ -8,14 +8,14 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import PipelineError, UnsupportedError, summarize_error
+from tfopt.errors import PipelineError, summarize_error
 from tfopt.repairs.gradient_graph import depends_on
 from tfopt.repairs.probes import equal, on_one_device, on_replicas
 from tfopt.repairs.repair import Function, Repair
@@ -136,9 +136,9 @@ _SPLIT = f"{_ADAPTERS}.array_slicing:train_validation_split"
 def mark_order_decided(dataset: Any) -> Any:
     """Returns a dataset marked as one whose order was decided when it was made: `fit` no longer warns of its shuffle.
 
-    Installs the repair; a version of Keras that it does not know goes on warning.
+    Installs the repair, unless it would have to be tried first: a warning less is not worth the seconds.
     """
-    with suppress(UnsupportedError):
+    if SHUFFLE_WARNING.standing() in ("known", "tried"):
         SHUFFLE_WARNING.install()
     setattr(dataset, _ORDER_DECIDED, True)
     return dataset
