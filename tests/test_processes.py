@@ -91,7 +91,7 @@ def test_where_the_ends_of_children_are_ignored(start):
 
 def test_more_output_than_a_pipe_holds_and_no_utf8(start):
     child = start(child_jobs.writes)
-    for written in (b"x" * 200_000, b" y \xff\n"):  # reading must not move the place where it writes
+    for written in (b"x" * 200_000, b" y \xff\n"):
         child.connection.send(written)
         child.connection.recv()
         child.last_words()
