@@ -1,17 +1,12 @@
 """Logs what XLA compiles during `fit`."""
 
-import time
-import warnings
 from typing import Any
 
 from tfopt.callbacks.shared.running_fit import Callback, end_with_fit, warn_of_earlier_loggers
 from tfopt.checks import integer
 from tfopt.errors import TfoptError
-from tfopt.xla.recompilation import check_stance, react, repeated_compilation
-from tfopt.xla.watching import Compilations, Watch
-
-_COMPILING_SECONDS = 0.005  # no compilation is shorter
-_WAIT_SECONDS = 0.03  # how long the end of fit waits for reports: the last epoch's end has waited for those before
+from tfopt.xla.compilations.recompilation import check_stance, react, repeated_compilation
+from tfopt.xla.compilations.watching import Compilations
 
 
 class CompilationLogger(Callback):
@@ -22,8 +17,9 @@ class CompilationLogger(Callback):
     compiled more than `max_compilations` times, the message names the argument that changes and the remedy.
 
     In `logs`, and so in Keras' history and later loggers: `xla_compilations` and `xla_compilation_seconds` of the epoch
-    with its validation and what other callbacks compile. Meanwhile, standard error passes through a process
-    (`tfopt.xla.watch`). Both are 0 without `jit_compile`, and absent if XLA's reports are unavailable.
+    with its validation and what other callbacks compile. Both are 0 without `jit_compile`. As in `tfopt.xla.watch`,
+    which says what it does not see, they are the input signatures that ran for the first time, and the wall time of
+    those runs.
 
     Args:
         max_compilations: Tolerated compilations of one function in one `fit`. Default 4: training and validation, each
@@ -47,63 +43,49 @@ class CompilationLogger(Callback):
         self._max_compilations = integer(
             "max_compilations", max_compilations, "A training whose last batch is smaller needs 2.", least=1
         )
-        self._watch: Watch | None = None
         self.compilations: Compilations | None = None
         """The compilations of the last `fit`; None before the first."""
-        self._executions, self._reacted, self._looked = 0, False, 0.0
+        self._logged, self._seen, self._reacted = 0, 0, False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts watching."""
         warn_of_earlier_loggers(self)
         self._end()  # if an exception ended the previous fit
-        self._watch = Watch()
-        self.compilations = self._watch.compilations
-        self._logged = self._executions = 0
-        self._looked = 0.0
-        self._reacted = False
-        if self.compilations.reason:
-            warnings.warn(f"No xla_compilations will be logged. {self.compilations.reason}", stacklevel=2)
-        end_with_fit(self, self._watch.stop, at_exit=False)
+        self.compilations = Compilations()
+        self._logged, self._seen, self._reacted = 0, 0, False
+        end_with_fit(self, self.compilations.end, at_exit=False)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Looks for repeated compilations."""
-        self._look()
+        self._react()
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Looks for repeated compilations in the validation."""
-        if self._watch is not None:
-            self._look()
+        self._react()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's figures to the logs."""
-        if self._watch is None or self.compilations is None:
+        if self.compilations is None or self.compilations.ended:
             return
         self._react()
         events = self.compilations.events[self._logged :]
         self._logged += len(events)
-        if logs is not None and self.compilations.source == "compilations":
+        if logs is not None:
             logs["xla_compilations"] = len(events)
-            logs["xla_compilation_seconds"] = sum((event.seconds or 0.0 for event in events), 0.0)
+            logs["xla_compilation_seconds"] = sum((event.seconds for event in events), 0.0)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Stops watching."""
         self._end()
 
-    def _look(self) -> None:
-        """Reads the reports, which takes a millisecond, if there are any; one may be late, so also at 1, 2, 4, 8, …"""
-        self._executions += 1
-        now, before = time.monotonic(), self._looked
-        reported = False
-        if now - before > _COMPILING_SECONDS:
-            self._looked = now
-            reported = self.compilations is not None and self.compilations.changed
-        if reported or self._executions & (self._executions - 1) == 0:
-            self._react()
-
     def _react(self) -> None:
-        if self._reacted or self.compilations is None:
+        if self._reacted or self.compilations is None or self.compilations.ended:
             return
-        found = repeated_compilation(self.compilations.events, self._max_compilations)
+        events = self.compilations.events
+        if len(events) == self._seen:
+            return
+        self._seen = len(events)
+        found = repeated_compilation(events, self._max_compilations)
         if found:
             self._reacted = True
             try:
@@ -113,6 +95,5 @@ class CompilationLogger(Callback):
                 raise
 
     def _end(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.stop(_WAIT_SECONDS)
+        if self.compilations is not None:
+            self.compilations.end()

@@ -17,7 +17,7 @@ callback_cost.WARM_UP, callback_cost.SAMPLER_SECONDS, callback_cost.WEEK_SECONDS
 callback_cost.main()
 """
 THREADS = {
-    *("tfopt-sampler", "tfopt-nvml", "tfopt-fit-watch", "tfopt-forwarder", "tfopt-tracker", "tfopt-report"),
+    *("tfopt-sampler", "tfopt-nvml", "tfopt-fit-watch", "tfopt-tracker", "tfopt-report"),
     *("tfopt-alert-action", "tfopt-utilization-log", "tfopt-throughput-log", "tfopt-loss_scale-log", "tfopt-textfile"),
 }
 

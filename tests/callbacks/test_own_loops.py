@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 from clock import Clock
-from versions import since_tensorflow
 
 from tfopt import callbacks as ours
 from tfopt.callbacks.report.recorder import Recorder
@@ -25,7 +24,6 @@ MAKE = {
     "CompilationLogger": lambda folder: ours.CompilationLogger(),
     "PrecisionMonitor": lambda folder: ours.PrecisionMonitor((X, X[:, :1]), every_steps=10**6),
 }
-XLA_LOG = since_tensorflow("2.20")  # whose log can be read
 
 
 class Tracker:
@@ -80,9 +78,7 @@ def net():
 
 @pytest.mark.filterwarnings("ignore:Expected (layers|an optimizer)")
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=XLA_LOG) if name == "CompilationLogger" else name for name in MAKE]
-)
+@pytest.mark.parametrize("name", MAKE)
 def test_no_loop_is_ended_by_a_callback(name, loop, net, tmp_path, fake_nvml, caplog):
     forget_warnings()
     for model in (net, None):

@@ -383,13 +383,11 @@ def test_what_is_compiled_again_for_each_value_is_refused(timed):
     before = state(model)
     decision = decide(model, windows(4), steps=5)
     assert not decision.enabled
-    assert "XLA compiled the step 3 times more in 4 steps on batches of the same shapes" in decision.reason
     assert "depends on the values of tensor 1 of the batch" in decision.reason
     assert_same_state(before, state(model))
     alone = decide(model, next(iter(windows(1))), steps=5)  # one batch is compiled once
     assert not alone.enabled
     assert "depends on the values of tensor 1 of the batch" in alone.reason
-    assert "times more" not in alone.reason
 
 
 @pytest.mark.slow
@@ -399,7 +397,7 @@ def test_what_is_compiled_again_for_each_value_drawn_in_the_model_is_refused(tim
     before = state(model)
     decision = decide(model, next(iter(windows(1))), steps=5, tolerance=None)
     assert not decision.enabled
-    assert re.search(r"XLA compiled the step . times more .* the values of seed_generator\S*/seed_gen", decision.reason)
+    assert re.search(r"depends on the values of seed_generator\S*/seed_gen", decision.reason)
     found = explain(model, next(iter(windows(1))))
     assert [one.kind for one in found.obstacles] == ["recompilation"]
     assert str(found).startswith("XLA compiles this model again and again on a ")

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.function.polymorphism.function_cache import FunctionCache
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import compiler_ir
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
+from tensorflow.python.eager.polymorphic_function.attributes import XLA_COMPILE
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import kernels, op_def_registry, ops
@@ -18,11 +21,15 @@ from tensorflow.python.ops.handle_data_util import get_resource_handle_data, set
 from tensorflow.python.util import nest
 
 __all__ = [
+    "AtomicFunction",  # a function of TensorFlow's runtime: a trace, or its gradient
     "ConcreteFunction",  # one trace of a tf.function
     "FuncGraph",  # the graph of a trace
     "Function",  # what tf.function returns
+    "calls_compiled",
+    "compiled_inputs",
     "definition_of",
     "devices_with_kernel",
+    "exchange_traces",
     "forget_gradient",
     "get_resource_handle_data",  # what a variable, list or table holds, as a graph knows it
     "gradient_function",
@@ -94,6 +101,37 @@ def hlo(function: ConcreteFunction, stage: str, device: str) -> bytes:
     """What XLA makes of a function at a stage of its compilation."""
     found: bytes = compiler_ir.from_concrete_function(function)(stage=stage, device_name=device)
     return found
+
+
+def compiled_inputs(function: AtomicFunction) -> tuple[tuple[int, str], ...] | None:
+    """Numbers and dtypes of the inputs, without variables, of a function that XLA compiles; None for another one."""
+    if not _is_compiled(function):
+        return None
+    dtypes = [tf.as_dtype(argument.type) for argument in function.cached_definition.signature.input_arg]
+    return tuple((number, dtype.name) for number, dtype in enumerate(dtypes) if dtype not in (tf.resource, tf.variant))
+
+
+def calls_compiled(function: Function) -> bool:
+    """Whether a trace of a `tf.function` calls a function that XLA compiles."""
+    return any(_calls_compiled(concrete.inference_fn) for concrete in function._function_cache.values())
+
+
+def _calls_compiled(function: AtomicFunction) -> bool:
+    return any(_is_compiled(child) or _calls_compiled(child) for child in function.children)
+
+
+def _is_compiled(function: AtomicFunction) -> bool:
+    attribute = function.cached_definition.attr.get(XLA_COMPILE)
+    return attribute is not None and bool(attribute.b)
+
+
+def exchange_traces(function: Function, traces: Any = None) -> Any:
+    """Gives a `tf.function` other traces, or none, and returns those it had; it adds new ones to what it has."""
+    before, function._function_cache = function._function_cache, traces or FunctionCache()
+    for config in (function._variable_creation_config, function._no_variable_creation_config):
+        if config is not None:
+            config.function_cache = function._function_cache
+    return before
 
 
 def paths_and_leaves(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

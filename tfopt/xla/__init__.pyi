@@ -1,14 +1,14 @@
 from .autotune_cache import PersistentCache as PersistentCache
 from .autotune_cache import persistent_cache as persistent_cache
+from .compilations.compilation import Compilation as Compilation
+from .compilations.watching import Compilations as Compilations
+from .compilations.watching import watch as watch
 from .deciding import JitDecision as JitDecision
 from .deciding import decide as decide
 from .explaining import Explanation as Explanation
 from .explaining import explain as explain
-from .log.compilations import Compilation as Compilation
 from .obstacles import Obstacle as Obstacle
 from .toggles import jit as jit
 from .toggles import set_jit as set_jit
-from .watching import Compilations as Compilations
-from .watching import watch as watch
 from .xla_flags import XlaFlags as XlaFlags
 from .xla_flags import flags as flags

@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice
 from numbers import Real
 from typing import Any
 
@@ -26,7 +25,6 @@ from tfopt.xla.obstacles import indices_refused, standing_obstacles, wrong_opera
 from tfopt.xla.shapes import BatchShapes, Pad, batch_shapes, padded, shape_of, unreadable
 from tfopt.xla.toggles import set_jit
 from tfopt.xla.traced_graph import recorded_scopes, traced_operations
-from tfopt.xla.watching import watch
 
 _REPEATS = 5
 _FIRST_STEPS = 2
@@ -98,10 +96,9 @@ def decide(
     Arrays (x, y) are that one batch, whatever their length: batch a data set of 3,000 rows first.
 
     XLA pays if the step is clearly faster, computes the same, is compiled once per batch shape, and saves more than
-    that costs. The step is timed on the first batch. It runs on the first four, and its compilations are counted: a
-    model that XLA compiles again for each new value in a batch, or drawn in the model, is refused. Then the dataset is
-    read for other shapes, for at most as long as one compilation took. If there are too many shapes, `.pad` says what
-    one fixed shape would gain.
+    that costs. A model that XLA compiles again for each new value in a batch, or drawn in the model, is refused, as
+    `explain` finds it. The step is timed on the first batch. Then the dataset is read for other shapes, for at most as
+    long as one compilation took. If there are too many shapes, `.pad` says what one fixed shape would gain.
 
     The model is left as it was; call `.apply(model)` on the result. XLA compiles the step once, and once more if it is
     faster and the model has dropout, if a padded shape is tried, or if a 16-bit model drifts.
@@ -151,7 +148,7 @@ def decide(
     try:
         on = StepTimer(model, batch, jit_compile=True)
         first_on = _first_call(on)
-        if again := _compiled_again(model, on, [batch, *others]):
+        if again := _recompilations(model, batch):
             return JitDecision(enabled=False, reason=again)
         timers = {"off": off, "on": on}
         times = _in_turn(timers, steps)
@@ -163,9 +160,7 @@ def decide(
     comparison = compare(times["off"], times["on"])
     by_speed = weigh(times, comparison, compile_seconds, shapes, planned_steps)
     if by_speed.enabled:
-        again = _recompilations(model, batch)  # which one batch in arrays does not show
-        judged = replace(by_speed, enabled=False, reason=again) if again else None
-        return judged or _judged(model, batch, by_speed, timers, tolerance)
+        return _judged(model, batch, by_speed, timers, tolerance)
     too_many = comparison.verdict == "faster" and shapes.count > 1
     pad = padded(model, batch, shapes, times, compile_seconds=compile_seconds, steps=steps) if too_many else None
     return replace(by_speed, reason=f"{by_speed.reason}." + (f" {pad}." if pad else ""), pad=pad)
@@ -261,17 +256,6 @@ def _first_call(timer: StepTimer) -> float:
     started = time.perf_counter()
     timer(_FIRST_STEPS - 1, warmup=0, samples=1)
     return time.perf_counter() - started
-
-
-def _compiled_again(model: keras.Model, on: StepTimer, batches: Sequence[Any]) -> str:
-    """Why XLA compiles the step, which it has compiled, again for batches of the same shapes; empty if it does not."""
-    with watch() as compilations:
-        on.run_on(islice(cycle(batches), _BATCHES))  # a step more than the first call's may draw a new number, too
-    again = [event for event in compilations.events if event.function == on.graph.name]
-    if not again:
-        return ""
-    found = f"XLA compiled the step {len(again)} times more in {_BATCHES} steps on batches of the same shapes"
-    return f"{found}. {_recompilations(model, batches[0])}".rstrip()
 
 
 def _recompilations(model: keras.Model, batch: Any) -> str:

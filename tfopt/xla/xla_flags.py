@@ -1,6 +1,7 @@
 """Sets XLA's flags for this process, after trying them in another."""
 
 import difflib
+import mmap
 import os
 import re
 import subprocess
@@ -8,11 +9,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
+from pathlib import Path
+
+import tensorflow as tf
 
 from tfopt.errors import UnsupportedError
 from tfopt.hardware.gpu_memory import devices_started
 from tfopt.text import Shown
-from tfopt.xla.log.framework import framework_library, mapped
 
 # What `flags` set while XLA could still read it.
 _set_in_time: str | None = None
@@ -183,7 +186,7 @@ def _check(before: Mapping[str, str], asked: Mapping[str, str]) -> None:
 
 def _refusal(values: Mapping[str, str]) -> str | None:
     """What XLA prints when it rejects these flags; None if it accepts them."""
-    command = [sys.executable, "-I", "-c", _TRY, str(framework_library())]
+    command = [sys.executable, "-I", "-c", _TRY, str(_library())]
     environment = {**os.environ, "XLA_FLAGS": format_flags(values)}
     try:
         tried = subprocess.run(
@@ -205,5 +208,15 @@ def _cannot_ask(cause: str) -> UnsupportedError:
 
 def _names() -> set[str]:
     """Strings in the library that look like flags, for suggestions."""
-    with mapped(framework_library()) as content:
+    with _library().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return {name.decode(errors="replace") for name in re.findall(rb"\0(xla_[^\0]*)", content)}
+
+
+def _library() -> Path:
+    """TensorFlow's library with XLA's flags."""
+    found = sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_framework.*"))
+    if not found:
+        raise UnsupportedError(
+            f"Expected libtensorflow_framework in {tf.sysconfig.get_lib()}. Found: none. Use TensorFlow for Linux."
+        )
+    return found[0]

@@ -4,15 +4,11 @@ import threading
 
 import pytest
 import tensorflow as tf
-from versions import since_tensorflow
-from watched_functions import data, linear, total
+from watched_functions import data, is_watched, linear, total
 
 from tfopt.errors import TfoptError
 from tfopt.fit import overlap
-from tfopt.internals.graphs import ConcreteFunction
 from tfopt.xla import watch
-
-pytestmark = [since_tensorflow("2.20"), pytest.mark.usefixtures("left_as_found")]  # whose log can be read
 
 
 def called(f, *sizes):
@@ -102,15 +98,14 @@ def test_only_the_thread_of_the_block_is_interrupted():
 
 
 def test_watches_that_overlap_leave_nothing_behind():
-    before = ConcreteFunction._call_flat
     first, second = watch(on_recompile="error"), watch(on_recompile="warn")
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     called(total(), 2)
-    assert ConcreteFunction._call_flat is not before
+    assert is_watched()
     second.__exit__(None, None, None)
-    assert ConcreteFunction._call_flat is before
+    assert not is_watched()
 
 
 @pytest.mark.parametrize(

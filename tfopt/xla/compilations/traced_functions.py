@@ -1,4 +1,4 @@
-"""Finds the Python function behind a name in XLA's log: its arguments, and the Keras model whose step it is."""
+"""Finds the Python function behind a traced one: its arguments, and the Keras model whose step it is."""
 
 import gc
 import inspect
@@ -23,6 +23,8 @@ class TracedFunction(NamedTuple):
     """The model; None for another function."""
     inputs: tuple[str, ...]
     """Its tensor arguments in TensorFlow's order, as the user knows them: `x["image"]`, `y`; empty if unknown."""
+    variables: tuple[str, ...]
+    """Names of the variables it uses."""
 
 
 def traced_function(name: str) -> TracedFunction | None:
@@ -47,7 +49,8 @@ def _described(function: Any, concrete: Any) -> TracedFunction:
         model = owner if isinstance(owner, keras.Model) else None
         # Keras closes over train_step or test_step; the step of prediction is called through the model.
         step = _STEPS.get(getattr(outer.get("step_function"), "__name__", "predict_step")) if model else None
-    return TracedFunction(step, model, tuple(_input_names(concrete, is_step=step is not None)))
+    names = tuple(_input_names(concrete, is_step=step is not None))
+    return TracedFunction(step, model, names, tuple(variable.name for variable in concrete.variables))
 
 
 def _input_names(concrete: Any, *, is_step: bool) -> Iterator[str]:

@@ -1,25 +1,17 @@
 """Warns, raises or switches XLA off when a function is compiled again and again."""
 
-import contextlib
 import threading
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from tfopt.errors import TfoptError
-from tfopt.internals.graphs import ConcreteFunction
-from tfopt.internals.patches import Patch, put, undo
-from tfopt.xla.log.compilations import Compilation, sizes
-from tfopt.xla.log.traced_functions import traced_function
+from tfopt.xla.compilations.compilation import Compilation, sizes
+from tfopt.xla.compilations.traced_functions import traced_function
 from tfopt.xla.toggles import set_jit
-
-if TYPE_CHECKING:
-    from tfopt.xla.watching import Compilations
 
 _STANCES = ("warn", "error", "eager")
 
@@ -47,13 +39,12 @@ class Repetition:
     """How many are allowed."""
 
     def __str__(self) -> str:
-        known = [event.seconds for event in self.events if event.seconds is not None]
-        seconds = f" in {sum(known):.3g} s" if known else ""
+        seconds = sum(event.seconds for event in self.events)
         number = self._culprit()
         last = next((event for event in reversed(self.events) if number in event.changed), self.events[-1])
         return (
-            f"Expected at most {self.limit} XLA compilations of {last.label}. Found {len(self.events)}{seconds}, "
-            f"again and again for {last.cause}. {self._remedy(number)}"
+            f"Expected at most {self.limit} XLA compilations of {last.label}. Found {len(self.events)} in "
+            f"{seconds:.3g} s, again and again for {last.cause}. {self._remedy(number)}"
         )
 
     def _culprit(self) -> int | None:
@@ -120,26 +111,19 @@ def models_of(found: Repetition) -> list[keras.Model]:
 
 
 class Reactor:
-    """Reacts to repeated compilations at the end of a tf.function called in the thread that made the reactor.
+    """Reacts to repeated compilations, in the thread that made the reactor."""
 
-    The last of them has happened by then: TensorFlow reports a compilation when it is done.
-    """
-
-    def __init__(self, compilations: "Compilations", on_recompile: str, limit: int):
-        self._compilations, self._on_recompile, self._limit = compilations, on_recompile, limit
+    def __init__(self, events: Callable[[], Sequence[Compilation]], on_recompile: str, limit: int):
+        self._events, self._on_recompile, self._limit = events, on_recompile, limit
         self._thread = threading.get_ident()
-        self._calls = self._seen = 0
+        self._seen = 0
         self._handled: set[tuple[str, tuple[str, ...]]] = set()
 
     def after_call(self) -> None:
-        """Looks for new compilations, which costs a millisecond if there may be any, and a microsecond otherwise."""
+        """Looks for new compilations; to be called when a tf.function has ended."""
         if threading.get_ident() != self._thread:
             return
-        self._calls += 1
-        # A line may be late, so it looks at calls 1, 2, 4, 8, … in any case.
-        if not (self._compilations.changed or self._calls & (self._calls - 1) == 0):
-            return
-        events = self._compilations.events
+        events = self._events()
         if len(events) == self._seen:
             return
         self._seen = len(events)
@@ -149,37 +133,3 @@ class Reactor:
             if self._on_recompile != "error":  # which is raised for every further compilation
                 self._handled.add((found.events[0].label, found.events[0].variables))
             react(found, self._on_recompile, models_of(found) if self._on_recompile == "eager" else ())
-
-
-_reactors: list[Reactor] = []
-_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def reacting(reactor: Reactor) -> Iterator[None]:
-    """Tells the reactor of every call of a tf.function in the block."""
-    with _lock:
-        if not _reactors:
-            put([_PATCH])
-        _reactors.append(reactor)
-    try:
-        yield
-    finally:
-        with _lock:
-            _reactors.remove(reactor)
-            if not _reactors:
-                undo([_PATCH])
-
-
-def _calling(original: Any) -> Any:
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(function, *args, **kwargs)
-        if tf.executing_eagerly():  # not in a trace, whose function has not run
-            for reactor in tuple(_reactors):
-                reactor.after_call()
-        return result
-
-    return call
-
-
-_PATCH = Patch(ConcreteFunction, "_call_flat", _calling, "xla.watch")

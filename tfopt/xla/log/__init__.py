@@ -1,1 +1,0 @@
-"""Makes TensorFlow log XLA's compilations, takes the lines out of standard error, and parses them."""
