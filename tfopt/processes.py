@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ class Child:
         from multiprocessing import Pipe
 
         code = f"from {__name__} import _run; _run({os.getpid()}, {function.__module__!r}, {function.__name__!r})"
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  it is closed with the process
         self.connection, theirs = Pipe()
         """Raises EOFError or OSError once the process has ended."""
-        with theirs:
+        with ExitStack() as stack:
+            stack.callback(self.connection.close)
+            self._output = stack.enter_context(tempfile.TemporaryFile())
+            stack.enter_context(theirs)
             self.process = subprocess.Popen(
                 # -P: no file of the working directory may pass for a module; -u: what it writes stays in order.
                 [sys.executable, "-P", "-u", "-c", code],
@@ -52,6 +54,8 @@ class Child:
                 env={**environ, "PYTHONPATH": python_path()},
                 start_new_session=True,
             )
+            theirs.close()
+            stack.pop_all()  # `close` does it
 
     def last_words(self, most: int = 2000) -> str:
         """The end of what it has written to its outputs, up to `most` bytes."""
@@ -98,7 +102,7 @@ def die_with(parent: int) -> None:
 
 def python_path() -> str:
     """Returns the PYTHONPATH with which another Python finds the modules that this one finds."""
-    return os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return os.pathsep.join(path or os.getcwd() for path in sys.path if isinstance(path, str))  # as import does
 
 
 @contextmanager

@@ -2,17 +2,21 @@ import io
 import json
 import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import probed_patches
 import pytest
-from probed_patches import ALL, EQUAL, NEEDED
+from probed_patches import ALL, EQUAL, MEETING, NEEDED, SETTINGS
 
 from tfopt import repairs
 from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.fit import overlapping
-from tfopt.internals import probing
-from tfopt.internals.probing import NEEDLESS, UNFIT, Verdict
+from tfopt.internals import probe, probing
+from tfopt.internals.probe import NEEDLESS, UNFIT, Verdict
+from tfopt.internals.probe_process import OTHER_CODE
 from tfopt.warn import forget_warnings
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +35,12 @@ def asked(monkeypatch):
     """Counts what is probed, and answers that it is needed."""
     asked = []
 
-    def ask(patches):
-        asked.extend(patch.name for patch in patches)
-        return [(patch.name, Verdict(probing.NEEDED, "so it is")) for patch in patches]
+    def ask(patches, answer):
+        for patch in patches:
+            asked.append(patch.name)
+            answer(patch.name, Verdict(probe.NEEDED, "so it is"))
 
-    monkeypatch.setattr(probing, "_answers", ask)
+    monkeypatch.setattr(probing, "_ask", ask)
     return asked
 
 
@@ -43,17 +48,18 @@ def test_what_becomes_of_patches(folder, monkeypatch, capfd):
     monkeypatch.setattr(probing, "_SECONDS", 15)
     found = dict(zip([patch.name for patch in ALL], probing.verdicts(ALL), strict=True))
     assert {name: verdict.state for name, verdict in found.items()} == {
-        "needed": probing.NEEDED,
+        "needed": probe.NEEDED,
         "needless": NEEDLESS,
         "useless": UNFIT,
         "harmful": UNFIT,
-        "equal": probing.NEEDED,
+        "equal": probe.NEEDED,
         "failing": UNFIT,
         "hanging": UNFIT,
         "dying": UNFIT,
-        "meeting": probing.NEEDED,
+        "meeting": probe.NEEDED,
         "left": UNFIT,
         "losing": UNFIT,
+        "shorter": UNFIT,
     }
     assert found["useless"].why == "Keras computes 3 with the patch and 1 without it; 2 is right"
     assert found["failing"].why == found["left"].why == "RuntimeError: broken on purpose"
@@ -75,6 +81,47 @@ def test_a_process_that_cannot_start_says_why(folder):
     assert not folder.exists()  # asked again next time
 
 
+def test_settings_and_folders_of_the_process_that_asks_change_nothing(folder, tmp_path, monkeypatch):
+    """A smoke run's limits, another floatx, and a folder with a module of a standard one's name."""
+    monkeypatch.setenv("KERAS_MAX_EPOCHS", "1")
+    monkeypatch.setenv("TF_FUNCTION_JIT_COMPILE_DEFAULT", "1")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "keras.json").write_text('{"floatx": "float16"}')
+    (tmp_path / "random.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    (verdict,) = probing.verdicts([SETTINGS])
+    assert verdict.why == "stock Keras computes ['float32', None, 1], with the patch ['float32', None, 2]"
+
+
+def test_files_of_a_probe_are_gone_afterwards(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "files"))
+    (tmp_path / "files").mkdir()
+    probing.verdicts([NEEDED, MEETING])
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_a_function_of_the_users_own_is_not_probed_in_its_place(folder, monkeypatch):
+    monkeypatch.setattr(probed_patches, "number", lambda: 1)  # which a new process does not have
+    (verdict,) = probing.verdicts([NEEDED])
+    assert verdict == Verdict(UNFIT, OTHER_CODE)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("stderr", [None, SimpleNamespace(write=lambda text: None)])
+def test_without_a_terminal_that_says_so(stderr, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert probing.verdicts([NEEDED])[0].state == probe.NEEDED
+
+
+def test_without_a_python_to_start(folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    (verdict,) = probing.verdicts([NEEDED])
+    assert verdict.state == UNFIT
+    assert "/nonexistent/python" in verdict.why
+    assert not folder.exists()
+
+
 def test_a_verdict_is_kept_for_the_next_process(asked, monkeypatch):
     assert probing.kept(NEEDED) is None
     first = probing.verdicts([NEEDED])
@@ -85,7 +132,7 @@ def test_a_verdict_is_kept_for_the_next_process(asked, monkeypatch):
     assert asked == ["needed", "equal"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "needed"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "needed"}', '{"state": "neeeded", "why": ""}'])
 def test_a_damaged_file_is_asked_again(asked, folder, monkeypatch, content):
     (first,) = probing.verdicts([NEEDED])
     (path,) = folder.iterdir()
@@ -100,7 +147,7 @@ def test_without_a_place_it_is_asked_in_each_process_with_a_warning(asked, folde
     forget_warnings()
     (tmp_path / "tfopt").touch()  # where a folder would have to be
     for _ in range(2):
-        assert probing.verdicts([NEEDED])[0].state == probing.NEEDED
+        assert probing.verdicts([NEEDED])[0].state == probe.NEEDED
     assert asked == ["needed"]
     monkeypatch.setattr(probing, "_known", {})
     probing.verdicts([NEEDED])
@@ -118,10 +165,10 @@ def test_the_progress_is_shown_in_a_terminal(monkeypatch):
     assert re.search(r"It tries 1 of its patches there, .*\.\n\r1 of 1 tried\n$", terminal.getvalue())
 
 
-@pytest.mark.parametrize("what", ["_versions", "_fingerprint", "_code"])
+@pytest.mark.parametrize("what", ["versions", "_fingerprint", "_code"])
 def test_another_version_or_source_is_asked_again(asked, monkeypatch, what):
     probing.verdicts([NEEDED])
-    monkeypatch.setattr(probing, what, lambda *_: "another")
+    monkeypatch.setattr(probe, what, lambda *_: "another")
     probing.verdicts([NEEDED])
     assert asked == ["needed"] * 2
 
@@ -132,7 +179,7 @@ def test_every_patch_is_needed_and_works_in_the_installed_keras():
     patches = [repair for repair in every if not repair.is_absent]
     verdicts = probing.verdicts(patches)
     found = {patch.name: (verdict.state, verdict.why) for patch, verdict in zip(patches, verdicts, strict=True)}
-    assert {name: pair for name, pair in found.items() if pair[0] != probing.NEEDED} == {}
+    assert {name: pair for name, pair in found.items() if pair[0] != probe.NEEDED} == {}
 
 
 @pytest.mark.slow
@@ -147,14 +194,12 @@ def test_a_repair_that_meets_another_source_is_tried_and_installed(monkeypatch):
 
 @pytest.mark.parametrize(
     ("state", "shown", "installed"),
-    [(NEEDLESS, "mended", False), (UNFIT, "refused", None), (probing.NEEDED, "broken", True)],
+    [(NEEDLESS, "mended", False), (UNFIT, "refused", None), (probe.NEEDED, "broken", True)],
 )
 def test_what_a_verdict_does(monkeypatch, state, shown, installed):
     repair = repairs.CLEAR_SESSION
     monkeypatch.setattr(repair, "broken", dict.fromkeys(repair.broken, frozenset({"other"})))
-    monkeypatch.setattr(
-        probing, "_answers", lambda patches: [(patch.name, Verdict(state, "seen")) for patch in patches]
-    )
+    monkeypatch.setattr(probing, "_ask", lambda patches, answer: answer(patches[0].name, Verdict(state, "seen")))
     if installed is None:
         with pytest.raises(Exception, match=r"clear_session.* has tried the patch on this version: seen\."):
             repair.install()
@@ -167,4 +212,4 @@ def test_what_a_verdict_does(monkeypatch, state, shown, installed):
 
 def test_every_file_of_tfopt_is_in_the_key():
     for file in ("tfopt/repairs/mixed_precision.py", "tfopt/model/state.py", "pipelines/plan.py"):
-        assert (ROOT / file).resolve() in [found.resolve() for found in probing._files()]
+        assert (ROOT / file).resolve() in [found.resolve() for found in probe._files()]

@@ -9,7 +9,7 @@ from tfopt import hardware, precision, repairs
 from tfopt.errors import UnsupportedError
 from tfopt.hardware import Gpu
 from tfopt.internals import probing
-from tfopt.internals.probing import NEEDED, Verdict
+from tfopt.internals.probe import NEEDED, Verdict
 from tfopt.internals.scopes import get_state, set_state
 from tfopt.warn import forget_warnings
 
@@ -231,13 +231,14 @@ def test_float16_is_refused_where_keras_is_not_known(monkeypatch, name):
 def test_what_a_policy_needs_is_tried_in_one_process(monkeypatch, tmp_path):
     asked = []
 
-    def answers(patches):
+    def ask(patches, answer):
         asked.append({patch.name for patch in patches})
-        return [(patch.name, Verdict(NEEDED, "seen")) for patch in patches]
+        for patch in patches:
+            answer(patch.name, Verdict(NEEDED, "seen"))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(probing, "_known", {})
-    monkeypatch.setattr(probing, "_answers", answers)
+    monkeypatch.setattr(probing, "_ask", ask)
     needed = [*repairs.FLOAT16, "clear_session", "rounded_ids"]
     for name in needed:
         repair = repairs.REPAIRS[name]

@@ -8,7 +8,7 @@ import tensorflow as tf
 from versions import nothing_fits
 
 from tfopt.errors import UnsupportedError
-from tfopt.internals.probing import Probe
+from tfopt.internals.probe import Probe
 from tfopt.internals.sources import fingerprint
 from tfopt.repairs import Repair
 
@@ -26,7 +26,8 @@ MENDED = SOURCE.replace("3 * radius", "3.14 * radius**2")
 SAID = (
     f"in TensorFlow {tf.__version__} and Keras {keras.__version__}. It stays unpatched, and this may still be wrong: "
     "The area of a circle is wrong. Square it yourself. tfopt has tried the patch on this version: nothing fits. Its "
-    "answers are in /caches/tfopt/probes; remove them to try again. docs/versions.md lists the versions it knows."
+    "answers are in /caches/tfopt/probes; to try again, remove them and start Python anew. docs/versions.md lists the "
+    "versions it knows."
 )
 # Taken under Python 3.11; the same under 3.12 and 3.13.
 AREA, SIZE, MENDED_AREA = "24bbdd3f1c8489f0", "4ca3af8e59bc4887", "add4e59d2f389804"

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.internals import probing
+from tfopt.internals import probe
 from tfopt.internals.patches import patched
 
 _HERE = "probed_patches"
@@ -62,6 +62,16 @@ def dies_in_one():
     return number()
 
 
+def settings():
+    import keras
+
+    return [keras.config.floatx(), os.environ.get("KERAS_MAX_EPOCHS"), number()]
+
+
+def shortened():
+    return [2.0] * (3 - number())
+
+
 def harmless():
     return [2.0, 3.0]
 
@@ -73,7 +83,7 @@ def harmed():
 @dataclass
 class Patched:
     name: str
-    probe: probing.Probe
+    probe: probe.Probe
     makes: int
 
     @property
@@ -86,8 +96,8 @@ class Patched:
 
 def _patch(name, *, measure="measured", harmless="harmless", right=2, makes=2, workers=1):
     home, harmless, measure = f"{_HERE}:{name.upper()}", f"{_HERE}:{harmless}", measure and f"{_HERE}:{measure}"
-    probe = probing.Probe(home=home, harmless=harmless, measure=measure, right=right, workers=workers)
-    return Patched(name, probe, makes)
+    made = probe.Probe(home=home, harmless=harmless, measure=measure, right=right, workers=workers)
+    return Patched(name, made, makes)
 
 
 NEEDED = _patch("needed")
@@ -101,4 +111,6 @@ DYING = _patch("dying", measure="dies")
 MEETING = _patch("meeting", measure="meets", workers=2)
 LEFT = _patch("left", measure="fails_in_one", workers=2)
 LOSING = _patch("losing", measure="dies_in_one", workers=2)
-ALL = [NEEDED, NEEDLESS, USELESS, HARMFUL, EQUAL, FAILING, HANGING, DYING, MEETING, LEFT, LOSING]
+SETTINGS = _patch("settings", measure="settings", right=["float32", None, 2])
+SHORTER = _patch("shorter", harmless="shortened")
+ALL = [NEEDED, NEEDLESS, USELESS, HARMFUL, EQUAL, FAILING, HANGING, DYING, MEETING, LEFT, LOSING, SHORTER]

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfopt.internals import probing
+from tfopt.internals import probe, probing
 
 
 def since_keras(release):
@@ -31,5 +31,5 @@ def make_unknown(monkeypatch, repair):
 def nothing_fits(monkeypatch):
     """Makes each probe say that the patch does not fit."""
     monkeypatch.setattr(probing, "kept", lambda _: None)
-    unfit = probing.Verdict(probing.UNFIT, "nothing fits")
+    unfit = probe.Verdict(probe.UNFIT, "nothing fits")
     monkeypatch.setattr(probing, "verdicts", lambda patches: [unfit] * len(patches))

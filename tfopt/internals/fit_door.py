@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from tfopt.errors import UnsupportedError
 from tfopt.internals.patches import Function, Patch, is_in_place, put
 from tfopt.internals.training import TensorFlowTrainer, TFEpochIterator
 
@@ -79,7 +80,13 @@ def open_door() -> None:
     )
     with _opening:
         # Someone whose own patch is older than the door takes the door away with it.
-        put(patch for patch in patches if not is_in_place(patch))
+        try:
+            put(patch for patch in patches if not is_in_place(patch))
+        except AttributeError as error:
+            raise UnsupportedError(
+                f"Expected a Keras whose fit tfopt's callbacks can follow. Found: Keras {keras.__version__}: {error}. "
+                "docs/versions.md lists the versions that they know."
+            ) from error
 
 
 def _inner_fit() -> tuple[Any, str]:
@@ -144,8 +151,8 @@ def _noting_epochs(stock: Function) -> Function:
 def _noting_iterator(stock: Function) -> Function:
     def take(epochs: Any) -> Any:
         entry = stock(epochs)
-        if current_iterator(epochs) is not entry[-1]:
-            with suppress(TypeError):  # a Keras that yields something else
+        with suppress(TypeError, LookupError):  # a Keras that yields something else
+            if current_iterator(epochs) is not entry[-1]:
                 vars(epochs)[_ITERATOR] = weakref.ref(entry[-1])
         return entry
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedError
 from tfopt.internals import probing
 from tfopt.internals.patches import Patch, put, undo
+from tfopt.internals.probe import NEEDED, UNFIT, Probe
 from tfopt.internals.sources import find, fingerprint
 
 Function = Callable[..., Any]
@@ -45,7 +46,7 @@ class Repair:
     are not replaced, known to work with the repair."""
     replace: Mapping[str, Callable[[Function], Function]]
     """Function → factory that turns the original into its replacement."""
-    probe: probing.Probe
+    probe: Probe
     """How to try it where a function's source is not known."""
     without: str
     """How to go on without the repair."""
@@ -91,12 +92,13 @@ class Repair:
             return self.known()
         except UnsupportedError as unknown:
             (verdict,) = probing.verdicts([self])
-            if verdict.state == probing.UNFIT:
+            if verdict.state == UNFIT:
                 raise UnsupportedError(
                     f"{unknown} tfopt has tried the patch on this version: {verdict.why}. Its answers are in "
-                    f"{probing.folder()}; remove them to try again. docs/versions.md lists the versions it knows."
+                    f"{probing.folder()}; to try again, remove them and start Python anew. docs/versions.md lists the "
+                    "versions it knows."
                 ) from unknown
-            return verdict.state == probing.NEEDED
+            return verdict.state == NEEDED
 
     def standing(self) -> str:
         """Whether this Keras is "known", or else "tried" or "refused" by a probe, "unknown" before it, or "absent"."""
@@ -106,7 +108,7 @@ class Repair:
             self.known()
         except UnsupportedError:
             verdict = probing.kept(self)
-            return "unknown" if verdict is None else "refused" if verdict.state == probing.UNFIT else "tried"
+            return "unknown" if verdict is None else "refused" if verdict.state == UNFIT else "tried"
         return "known"
 
     def known(self) -> bool:

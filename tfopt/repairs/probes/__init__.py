@@ -5,7 +5,7 @@ Each is right by arithmetic. They train stock Keras unless the caller has instal
 
 from typing import Any
 
-from tfopt.internals.probing import Probe
+from tfopt.internals.probe import Probe
 
 _HOME = "tfopt.repairs.catalogue"
 

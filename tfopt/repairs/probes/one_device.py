@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.internals.probing import outcomes
+from tfopt.internals.probe_process import outcomes
 
 TINY = 1e-8  # a gradient that float16 rounds to 0
 _IDS = 5_000

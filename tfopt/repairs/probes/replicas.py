@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.internals.probing import outcomes
+from tfopt.internals.probe_process import outcomes
 from tfopt.repairs.probes.one_device import numbers
 
 SCALE = 2.0**15
