@@ -14,9 +14,9 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.files import write_atomic
-from tfopt.memory.buffers import Peak, Phases, layer_of, scopes_recorded
 from tfopt.memory.compiled_buffers import peak_of_compiled
-from tfopt.memory.graph_buffers import peak_of_graph
+from tfopt.memory.graph_peak import peak_of_graph
+from tfopt.memory.peak import Peak, Phases, layer_of, scopes_recorded
 from tfopt.model.batches import specs_of
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import trace_train_step
