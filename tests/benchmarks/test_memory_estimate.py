@@ -23,10 +23,16 @@ def test_all_nets_are_recorded_on_a_named_machine():
 
 @pytest.mark.parametrize("way", ["XLA", "graph"])
 @pytest.mark.parametrize("name", RECORD["figures"])
-def test_recorded_estimates_are_within_10_percent(name, way):
+def test_recorded_estimates_are_as_close_as_the_docs_say(name, way):
     found = RECORD["figures"][name][way]
     assert found["estimate"]["source"] == ("XLA's buffer assignment" if way == "XLA" else "the step's graph")
-    assert found["estimate"]["total_mib"] == pytest.approx(found["taken"]["mib"], rel=0.1)
+    if way == "XLA":
+        assert abs(found["off_by"]) < 0.001
+    elif "float16" in name:  # whose convolutions take workspace on that processor
+        assert -0.4 < found["off_by"] < 0
+    else:
+        assert -0.06 < found["off_by"] < 0.16
+    assert found["off_by"] == pytest.approx(found["estimate"]["total_mib"] / found["taken"]["mib"] - 1)
 
 
 @pytest.mark.parametrize("name", RECORD["figures"])

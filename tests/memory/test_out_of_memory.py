@@ -305,7 +305,7 @@ def test_the_figure_of_accumulation_is_that_of_a_model_that_accumulates(jit_comp
     net = dense_net(2, jit_compile=jit_compile)
     found = remedies._smaller_batch(net, estimate(net, SPECS), None)
     batch.accumulate(net, 2)
-    assert found.mib == pytest.approx(estimate(net, SPECS).total_mib_at(256), rel=0.05)
+    assert found.mib == pytest.approx(estimate(net, SPECS).total_mib_at(256), rel=0.1)
 
 
 def test_one_example_cannot_be_divided():

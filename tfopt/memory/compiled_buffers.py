@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
 
 from tfopt.internals.graphs import hlo
-from tfopt.memory.buffers import BACKWARD, FORWARD, UPDATE, Peak, Phases
+from tfopt.memory.peak import BACKWARD, FORWARD, UPDATE, Peak, Phases
 
 _ALLOC, _FREE, _SHARE = range(3)  # kinds of events in a trace
 _CALLING = ("while", "call", "conditional")

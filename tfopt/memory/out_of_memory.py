@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfopt import errors
 from tfopt.errors import UnsupportedError, summarize_error
-from tfopt.memory.buffers import layer_of, scopes_recorded
 from tfopt.memory.estimating import MemoryEstimate, estimate
 from tfopt.memory.gpus import MemoryUsage, room_mib, usage
+from tfopt.memory.peak import layer_of, scopes_recorded
 from tfopt.memory.remedies import Remedy, remedies
 from tfopt.model.layers import require_model
 from tfopt.model.state import STEP_FUNCTIONS

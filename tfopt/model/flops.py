@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfopt.internals.graphs import FuncGraph
 from tfopt.model.graph_flops import FlopsCounter, GraphFlops
 from tfopt.model.graph_shapes import Known, known_of
-from tfopt.model.state import traced_steps
+from tfopt.model.state import optimizer_names, optimizers_of, traced_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def step_flops(model: keras.Model, graph: FuncGraph, data: Sequence[Known], exam
         examples: Examples of the step.
     """
     rest = [known_of(tensor) for tensor in graph.inputs[len(data) :]]
-    found = FlopsCounter(_optimizer_names(model)).count(graph, [*data, *rest])
+    found = FlopsCounter(optimizer_names(optimizers_of(model, inner=False))).count(graph, [*data, *rest])
     unknown = tuple(f"{name} ({reason})" for name, reason in found.unknown.items())
     return ModelFlops(dict(+found.by_dtype), unknown, examples)
 
@@ -131,11 +131,3 @@ def _takes(own: tuple[Any, bool], given: tuple[Any, bool]) -> bool:
 
 def _with_batch(shape: tf.TensorShape, size: int) -> tf.TensorShape:
     return tf.TensorShape([size, *shape[1:]]) if shape.rank and shape[0] is None else shape
-
-
-def _optimizer_names(model: keras.Model) -> list[str]:
-    """The names of all optimizers that a model holds, as a GAN holds two."""
-    held = [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
-    return [
-        name for one in held for name in (one.name, getattr(getattr(one, "inner_optimizer", one), "name", one.name))
-    ]

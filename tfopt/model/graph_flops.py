@@ -14,10 +14,11 @@ from tfopt.model.graph_shapes import Known, ShapedGraph, TracedGraph, origin
 from tfopt.model.operation_products import end_of_dilation, is_opaque, is_product, multiply_adds, product_dtype
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_LOOPS = ("While", "StatelessWhile")
+LOOPS = ("While", "StatelessWhile")
 _IFS = ("If", "StatelessIf")
 _CASES = ("Case", "StatelessCase")
-_WITH_FUNCTIONS = (*_CALLS, *_LOOPS, *_IFS, *_CASES)
+WITH_FUNCTIONS = (*_CALLS, *LOOPS, *_IFS, *_CASES)
+"""Operations that call functions."""
 _PASSES = 3  # until the shapes of a loop's variables hold for all its trips
 # Where TensorFlow puts the operations of a gradient: of a tape, and of a function or loop.
 _TAPE = re.compile(r"(^|/)gradient_tape/")
@@ -76,7 +77,7 @@ class FlopsCounter:
         for name in function.traced.sources_of([*function.outputs, *function.calls, *missing, *after]):
             if name in function.inputs:
                 continue
-            if function.traced.nodes[name].op not in _WITH_FUNCTIONS:
+            if function.traced.nodes[name].op not in WITH_FUNCTIONS:
                 pending.append(name)
                 continue
             shaped.add_nodes(pending)
@@ -104,7 +105,7 @@ class FlopsCounter:
 
     def calls_work(self, operation: tf.Operation, used: frozenset[int] | None) -> bool:
         """Whether a call has products that count, or may have."""
-        functions = [self._function(graph, used) for graph in _functions_of(operation)]
+        functions = [self._function(graph, used) for graph in functions_of(operation)]
         return any(one.products or one.opaque or one.calls for one in functions)
 
     def _function(self, graph: FuncGraph, used: frozenset[int] | None) -> "_Function":
@@ -138,8 +139,8 @@ class FlopsCounter:
         return number
 
     def _call(self, operation: tf.Operation, arguments: list[Known], used: frozenset[int] | None) -> GraphFlops:
-        functions = _functions_of(operation)
-        if operation.type in _LOOPS:
+        functions = functions_of(operation)
+        if operation.type in LOOPS:
             return self._loop(operation.name, functions[0], functions[1], arguments)
         if operation.type in _CALLS:
             return self.count(functions[0], arguments, used)
@@ -201,7 +202,7 @@ class _Function:
             name, kind = operation.name, operation.type
             if name not in counting or counter.is_optimizer(name):
                 continue
-            if kind in _WITH_FUNCTIONS:
+            if kind in WITH_FUNCTIONS:
                 if counter.calls_work(operation, self.used_of(operation)):
                     self.calls.add(name)
             elif is_product(kind):
@@ -211,19 +212,19 @@ class _Function:
 
     def used_of(self, operation: tf.Operation) -> frozenset[int] | None:
         """Which outputs of a call are used, by their place; None: all, as of a loop, which runs as it stands."""
-        if operation.type in _LOOPS or operation.type not in _WITH_FUNCTIONS:
+        if operation.type in LOOPS or operation.type not in WITH_FUNCTIONS:
             return None
         names = {place: f"{operation.name}:{place}" for place in range(len(operation.outputs))}
         return frozenset(place for place, name in names.items() if {name, name.removesuffix(":0")} & self._consumed)
 
 
-def _functions_of(operation: tf.Operation) -> list[FuncGraph]:
+def functions_of(operation: tf.Operation) -> list[FuncGraph]:
     """The functions that an operation calls: a loop's condition and body, the branches, or a single one."""
     kind = operation.type
     if kind in _CASES:
         names = [function.name for function in operation.get_attr("branches")]
     else:
-        of = ("cond", "body") if kind in _LOOPS else ("then_branch", "else_branch") if kind in _IFS else ("f",)
+        of = ("cond", "body") if kind in LOOPS else ("then_branch", "else_branch") if kind in _IFS else ("f",)
         names = [operation.get_attr(name).name for name in of]
     return [operation.graph._get_function(name).graph for name in names]
 

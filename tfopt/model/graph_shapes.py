@@ -43,8 +43,8 @@ def known_of(tensor: tf.Tensor) -> Known:
 
 def origin(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that identities pass on."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
+    while tensor.op.type in ("Identity", "IdentityN"):
+        tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 

@@ -209,6 +209,15 @@ def optimizers_of(model: keras.Model, *, inner: bool = True) -> dict[keras.optim
     return found
 
 
+def optimizer_names(optimizers: Iterable[keras.optimizers.Optimizer]) -> list[str]:
+    """Names that the operations of optimizers bear; of a LossScaleOptimizer also the name of the one inside."""
+    return [
+        name
+        for one in optimizers
+        for name in (one.name, getattr(getattr(one, "inner_optimizer", one), "name", one.name))
+    ]
+
+
 STEP_FUNCTIONS = ("train_function", "test_function", "predict_function")
 """Attributes in which Keras keeps a model's traced step functions."""
 

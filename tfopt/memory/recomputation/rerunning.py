@@ -224,7 +224,7 @@ def _after(upstream: Sequence[Any], tensors: Sequence[tf.Tensor]) -> list[tf.Ten
     # Of each, since the gradient of an output that nobody uses is a constant.
     firsts = [tf.cast(tf.abs(tf.reshape(gradient, [-1])[:1]), tf.float32) for gradient in gradients]
     never = tf.reduce_any(tf.tanh(tf.concat(firsts, 0)) > 2)
-    return [tf.where(never, tf.zeros_like(tensor), tensor) for tensor in tensors]
+    return [tf.where(never, tf.zeros((), tensor.dtype), tensor) for tensor in tensors]
 
 
 def _gradients(tape: Any, outputs: Sequence[tf.Tensor], upstream: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
