@@ -51,6 +51,8 @@ class Signatures:
         # Of each tf.function with calls to note: the traces that are not in use. Those in use are noted if switched.
         self._traces: weakref.WeakKeyDictionary[Function, Any] = weakref.WeakKeyDictionary()
         self._switched: weakref.WeakKeyDictionary[Function, bool] = weakref.WeakKeyDictionary()
+        # Of each graph with calls that are noted: the shapes with which they have run, a table for each call.
+        self._ran: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._calls = 0
         self._compiling = threading.local()  # .graph: where a call of a tf.function(jit_compile=True) is being traced
         self._patches = [
@@ -124,19 +126,37 @@ class Signatures:
             return self._begin(name, inputs, shapes)
 
         def end(begun: float, *values: Any) -> bool:
-            self._end(name, inputs, values[: len(inputs)], float(begun))
+            if begun:
+                self._end(name, inputs, values[: len(inputs)], float(begun))
             return True
 
+        graph = tf.compat.v1.get_default_graph()
         shapes = [tf.shape(args[number]) for number, _ in inputs]
-        begun = tf.numpy_function(begin, shapes, tf.float64)
-        begun.set_shape(())
+        # A look at a table takes less time than a call of Python.
+        numbers = tf.concat([part for shape in shapes for part in (tf.shape(shape), shape)], 0)
+        key = tf.strings.reduce_join(tf.as_string(numbers), separator=",")
+        with tf.init_scope():
+            ran = tf.lookup.experimental.MutableHashTable(tf.string, tf.bool, default_value=False)
+        self._ran.setdefault(graph, []).append(ran)
+        is_new = tf.logical_not(ran.lookup(key))
+        begun = tf.cond(
+            is_new,
+            lambda: tf.ensure_shape(tf.numpy_function(begin, shapes, tf.float64), ()),
+            lambda: tf.constant(0.0, tf.float64),
+        )
         with tf.control_dependencies([begun]):
             results = original(function, *args)
-        called = tf.compat.v1.get_default_graph().get_operations()[-1]
+        called = graph.get_operations()[-1]
         # TensorFlow drops a call whose results nobody uses, and would still run what only waits for it.
         used = [result for result in results if result.dtype not in (tf.resource, tf.variant)][:1]
+
+        def noted() -> Any:
+            with tf.control_dependencies([tf.numpy_function(end, [begun, *shapes, *used], tf.bool)]):
+                ran.insert(key, True)
+            return False
+
         with tf.control_dependencies([called]):
-            tf.cond(begun > 0, lambda: tf.numpy_function(end, [begun, *shapes, *used], tf.bool), lambda: False)
+            tf.cond(is_new, noted, lambda: False)
         return results
 
     def _begin(self, name: str, inputs: Inputs, shapes: Sequence[Any]) -> float:
