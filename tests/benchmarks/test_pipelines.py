@@ -112,14 +112,10 @@ def test_every_case_runs(tmp_path, cases):
     assert ran.stdout.endswith(figures.markdown(found))
 
 
-def verdicts_of(found):
-    return [figures.row(case).verdict for case in found["cases"]]
-
-
 def test_the_run_of_tables_and_others_is_in_the_docs():
     found = json.loads(RESULTS.with_name("pipelines-tables-cpu.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
-    assert set(verdicts_of(found)) == {"met"}
+    assert {figures.verdict(case) for case in found["cases"]} == {"met"}
     assert "All goals for tables, mixtures, Keras' data sets and a start from the middle are met" in " ".join(
         page.split()
     )
@@ -135,7 +131,7 @@ def test_the_run_of_remote_files_is_in_the_docs():
     found = json.loads(RESULTS.with_name("pipelines-remote-cpu.json").read_text(encoding="utf-8"))
     assert [case["name"] for case in found["cases"]] == list(of_remote.CASES)
     assert {figures.verdict(case) for case in found["cases"]} == {"met"}
-    speeds = [figures.row(case).wall.ratio for case in found["cases"]]
+    speeds = [figures.speed(case, figures.HAND, figures.JUDGED_BY).ratio for case in found["cases"]]
     page = " ".join((ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split())
     assert f"at {min(speeds):.2f} to {max(speeds):.2f} times the speed of fsspec's own `get`" in page
 
@@ -144,9 +140,9 @@ def test_the_recorded_run_is_whole_and_in_the_docs():
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert found["status"] == "complete"
     page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
-    missed = [figures.cells(case) for case in found["cases"] if figures.row(case).verdict == "missed"]
+    lines = [figures.cells(case) for case in found["cases"] if figures.verdict(case) == "missed"]
     assert re.findall(r"^\| .* \| ([≥≤] .*) \| (.*) \|$", page, re.M) == [
-        (goal, wall) for _, goal, _, _, wall, *_ in missed
+        (goal, wall) for _, goal, _, _, wall, *_ in lines
     ]
     host, beside = found["environment"]["host"], found["environment"]["beside"]
     assert f"Grain {beside['grain']}, on {host['cpu_model']} ({host['cpus']:g} CPUs" in " ".join(page.split())
