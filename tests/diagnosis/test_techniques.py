@@ -1,5 +1,6 @@
 """Each technique does what its line of code does, and is undone."""
 
+import gc
 import subprocess
 import sys
 
@@ -52,6 +53,15 @@ def test_it_does_what_its_line_does_and_is_undone(technique):
     assert state(model) == state(by_hand) != before
     undo()
     assert state(model) == before
+
+
+@pytest.mark.parametrize("technique", MODELS, ids=lambda one: one.name)
+def test_it_stays_if_nobody_holds_what_undoes_it(technique):
+    model = made(technique)
+    before = state(model)
+    technique.apply(model)
+    gc.collect()
+    assert state(model) != before
 
 
 @pytest.mark.parametrize("technique", MODELS, ids=lambda one: one.name)

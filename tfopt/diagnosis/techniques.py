@@ -4,7 +4,7 @@ It loads neither TensorFlow nor Keras, so that a report can name techniques with
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,44 +34,50 @@ class Technique:
     """The line that applies it."""
     page: str
     """The guide in docs."""
-    during: Change
-    """Applies it to the functions that are traced in a block."""
-    for_good: Change | None = None
-    """Applies it as `code` does until the end of a block, if `during` does not."""
+    apply: Callable[["keras.Model"], Callable[[], object]]
+    """Applies it as `code` does; returns what undoes it."""
+    in_traces: Change | None = None
+    """Applies it to the functions that are traced in a block only, if that is cheaper."""
 
     @property
     def lines(self) -> str:
         """The lines to paste before `fit`."""
         return f"import tfopt\n{self.code}" if "tfopt." in self.code else self.code
 
-    def apply(self, model: "keras.Model") -> Callable[[], None]:
-        """Applies it as `code` does; returns what undoes it."""
-        stack = ExitStack()
-        stack.enter_context((self.for_good or self.during)(model))
-        return stack.close
+    @contextmanager
+    def during(self, model: "keras.Model") -> Iterator[None]:
+        """Applies it to the functions that are traced in a block."""
+        with ExitStack() as stack:
+            if self.in_traces:
+                stack.enter_context(self.in_traces(model))
+            else:
+                stack.callback(self.apply(model))
+            yield
 
 
-@contextmanager
-def _overlapped(model: "keras.Model") -> Iterator[None]:
+def _overlap(model: "keras.Model") -> Callable[[], object]:
     fit.overlap(model)
-    try:
-        yield
-    finally:
-        fit.undo(model)
+    return partial(fit.undo, model)
 
 
-@contextmanager
-def _in_a_graph(model: "keras.Model") -> Iterator[None]:
+def _run_in_a_graph(model: "keras.Model") -> Callable[[], object]:
     import tensorflow as tf
 
     before, everywhere = model.run_eagerly, tf.config.functions_run_eagerly()
-    model.run_eagerly = False
-    tf.config.run_functions_eagerly(False)
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         tf.config.run_functions_eagerly(everywhere)
         model.run_eagerly = before
+
+    model.run_eagerly = False
+    tf.config.run_functions_eagerly(False)
+    return undo
+
+
+def _switch(on: bool, model: "keras.Model") -> Callable[[], object]:
+    before = bool(model.jit_compile)
+    xla.set_jit(model, on)
+    return partial(xla.set_jit, model, before)
 
 
 @contextmanager
@@ -83,42 +89,27 @@ def _compiled(on: bool, model: "keras.Model") -> Iterator[None]:
         model.jit_compile = before
 
 
-@contextmanager
-def _switched(on: bool, model: "keras.Model") -> Iterator[None]:
-    before = bool(model.jit_compile)
-    xla.set_jit(model, on)
-    try:
-        yield
-    finally:
-        xla.set_jit(model, before)
+def _use(kernel: str, model: "keras.Model") -> Callable[[], object]:
+    from tfopt.kernels.replacing import restorer
+
+    restore = restorer(model)
+    getattr(kernels, kernel)(model)
+    return restore
 
 
-@contextmanager
-def _with_kernel(use: str, model: "keras.Model") -> Iterator[None]:
-    from tfopt.kernels.replacing import restored
+def _apply_policy(name: str, model: "keras.Model") -> Callable[[], object]:
+    from tfopt.model.layers import layer_paths
+    from tfopt.precision.layer_policies import assign_policies, current_policy
 
-    with restored(model):
-        getattr(kernels, use)(model)
-        yield
+    before = {layer_paths(model)[layer]: current_policy(layer) for layer in assign_policies(model, name).policies}
+    precision.apply(model, name)
+    return partial(precision.apply, model, before)
 
 
 def _under(name: str, model: "keras.Model") -> AbstractContextManager[Any]:
     from tfopt.precision.layer_policies import assign_policies, under_policies
 
     return under_policies(model, assign_policies(model, name).policies)
-
-
-@contextmanager
-def _with_policy(name: str, model: "keras.Model") -> Iterator[None]:
-    from tfopt.model.layers import layer_paths
-    from tfopt.precision.layer_policies import assign_policies, current_policy
-
-    before = {layer_paths(model)[layer]: current_policy(layer) for layer in assign_policies(model, name).policies}
-    precision.apply(model, name)
-    try:
-        yield
-    finally:
-        precision.apply(model, before)
 
 
 def policy(name: str) -> Technique:
@@ -129,8 +120,8 @@ def policy(name: str) -> Technique:
         kind="precision",
         code=f'tfopt.precision.apply(model, "{name}")',
         page="precision",
-        during=partial(_under, name),
-        for_good=partial(_with_policy, name),
+        apply=partial(_apply_policy, name),
+        in_traces=partial(_under, name),
     )
 
 
@@ -141,8 +132,8 @@ def _xla(on: bool, name: str, cause: Cause) -> Technique:
         kind="xla",
         code=f"tfopt.xla.set_jit(model, {on})",
         page="xla",
-        during=partial(_compiled, on),
-        for_good=partial(_switched, on),
+        apply=partial(_switch, on),
+        in_traces=partial(_compiled, on),
     )
 
 
@@ -153,7 +144,7 @@ def _kernel(name: str, cause: Cause, use: str) -> Technique:
         kind="kernels",
         code=f"tfopt.kernels.{use}(model)",
         page="kernels",
-        during=partial(_with_kernel, use),
+        apply=partial(_use, use),
     )
 
 
@@ -163,7 +154,7 @@ PREFETCH = Technique(
     kind="input",
     code="dataset = dataset.prefetch(2)",
     page="pipelines",
-    during=nullcontext,  # it changes the data
+    apply=lambda model: lambda: None,  # it changes the data
 )
 OVERLAP = Technique(
     name="overlap",
@@ -171,7 +162,7 @@ OVERLAP = Technique(
     kind="overlap",
     code="tfopt.fit.overlap(model)",
     page="fit",
-    during=_overlapped,
+    apply=_overlap,
 )
 GRAPH = Technique(
     name="graph",
@@ -179,7 +170,7 @@ GRAPH = Technique(
     kind="",
     code="model.compile(..., run_eagerly=False)",
     page="diagnosis",
-    during=_in_a_graph,
+    apply=_run_in_a_graph,
 )
 XLA = _xla(True, "XLA", catalogue.XLA_OFF)
 NO_XLA = _xla(False, "no XLA", catalogue.XLA_ON)

@@ -56,7 +56,7 @@ class Tuning(Shown):
     """Lines that do the same, to paste before `fit`, so that the script need not tune at each start."""
     diagnosis: Diagnosis
     """What it is based on."""
-    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def speedup(self) -> float:
@@ -235,7 +235,7 @@ def _together(its: Experiments, chosen: list[Candidate], dataset: tf.data.Datase
     return compare(times[NOW], times["tuned"]) if "tuned" in times else None
 
 
-def apply_changes(model: keras.Model, causes: Collection[str], undo: list[Callable[[], None]]) -> None:
+def apply_changes(model: keras.Model, causes: Collection[str], undo: list[Callable[[], object]]) -> None:
     """Takes causes of these names away from a model for good, and adds to `undo` what gives them back; all or none."""
     before = len(undo)
     try:

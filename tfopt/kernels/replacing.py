@@ -152,18 +152,28 @@ def undo(model: keras.Model) -> int:
     return len(layers)
 
 
-@contextmanager
-def restored(model: keras.Model) -> Iterator[None]:
-    """Gives layers at the end of the block the kernels, or Keras' own methods, that they have at its beginning."""
+def restorer(model: keras.Model) -> Callable[[], None]:
+    """Returns what gives layers back the kernels, or Keras' own methods, that they have now."""
     before = {layer: _replaced(layer) for layer in model._flatten_layers()}
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         undo(model)
         for layer, replaced in before.items():
             for name, function in replaced:
                 replace(layer, name, function)
         renew(model)
+
+    return restore
+
+
+@contextmanager
+def restored(model: keras.Model) -> Iterator[None]:
+    """Gives layers at the end of the block what they have at its beginning."""
+    restore = restorer(model)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _replaced(layer: keras.Layer) -> tuple[tuple[str, Callable[..., Any]], ...]:
