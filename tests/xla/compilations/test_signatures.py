@@ -15,7 +15,7 @@ from tfopt.xla import watch
 NOTES = "LookupTableFindV2"  # only what is noted has one here
 # Counts the lines that TensorFlow logs, one for each compilation.
 SCRIPT = """
-import json, os, tempfile, warnings
+import json, os, tempfile, threading, warnings
 
 log = tempfile.TemporaryFile()
 os.dup2(log.fileno(), 2)
@@ -26,6 +26,9 @@ import tensorflow as tf
 from watched_functions import data, linear, total
 
 import tfopt
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def logged():
@@ -80,6 +83,22 @@ def in_a_graph():
     epoch(tf.data.Dataset.from_tensor_slices(tf.ones((20, 3))).batch(8))
 
 
+def on_replicas():
+    f, strategy = total(), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    run = tf.function(lambda x: strategy.run(f, args=(x,)), reduce_retracing=True)
+    for size in (2, 3, 3):
+        strategy.run(f, args=(tf.ones(size),))
+        run(tf.ones(size + 2))
+
+
+def in_threads():
+    threads = [threading.Thread(target=fit(linear(), 20)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def in_a_compiled_function():
     inner = total()
     tf.function(lambda x: inner(x) + inner(x[1:]), jit_compile=True)(tf.ones(4))
@@ -90,7 +109,7 @@ def fit(model, examples, size=8):
 
 
 cases = dict(sizes=sizes, gradients=gradients, without_results=without_results, in_a_graph=in_a_graph)
-cases |= dict(in_a_compiled_function=in_a_compiled_function)
+cases |= dict(in_a_compiled_function=in_a_compiled_function, on_replicas=on_replicas, in_threads=in_threads)
 one, three = linear(), linear(steps_per_execution=3)
 cases |= {"fit": fit(one, 20), "the same again": fit(one, 20), "another size": fit(one, 7, 7)}
 cases |= {"three steps": fit(three, 44), "three steps again": fit(three, 44)}
@@ -119,6 +138,7 @@ def test_xla_compiles_as_often_as_is_counted(tmp_path):
     assert counts["three steps"] == counts["evaluate"] == [2, 2]
     assert counts["the same again"] == counts["three steps again"] == [0, 0]
     assert counts["traced before"] == [1, 1]
+    assert (counts["in_a_graph"][0], counts["in_threads"][0]) == (4, 6)
 
 
 def operations(function):
@@ -166,7 +186,7 @@ def test_traces_that_are_not_called_are_left_alone():
 def test_what_a_compiled_function_calls_is_part_of_it():
     inner = total()
     with watch() as compilations:
-        tf.function(lambda x: inner(x) + inner(x[1:]), jit_compile=True)(tf.ones(4))
+        calling(tf.function(lambda x: inner(x) + inner(x[1:]), jit_compile=True))(tf.ones(4))
     assert [event.inputs for event in compilations.events] == [{0: "float32 (4,)"}]
 
 
