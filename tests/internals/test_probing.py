@@ -16,7 +16,6 @@ from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.fit import overlapping
 from tfopt.internals import probe, probing
 from tfopt.internals.probe import NEEDLESS, UNFIT, Verdict
-from tfopt.internals.probe_process import OTHER_CODE
 from tfopt.warn import forget_warnings
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +103,8 @@ def test_files_of_a_probe_are_gone_afterwards(folder, tmp_path, monkeypatch):
 def test_a_function_of_the_users_own_is_not_probed_in_its_place(folder, monkeypatch):
     monkeypatch.setattr(probed_patches, "number", lambda: 1)  # which a new process does not have
     (verdict,) = probing.verdicts([NEEDED])
-    assert verdict == Verdict(UNFIT, OTHER_CODE)
+    assert (verdict.state, verdict.lasts) == (UNFIT, False)
+    assert verdict.why.startswith("this process runs other code than a new one")
     assert not folder.exists()
 
 

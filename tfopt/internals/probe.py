@@ -48,6 +48,8 @@ class Verdict:
     """NEEDED, NEEDLESS (mended upstream) or UNFIT."""
     why: str
     """What was measured."""
+    lasts: bool = True
+    """Whether it holds in other processes, too. If not, it is not kept on disk."""
 
 
 class Probed(Protocol):

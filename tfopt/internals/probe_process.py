@@ -22,8 +22,7 @@ from tfopt.processes import die_with
 
 REFUSED = "refused"
 """What a probe measures where tfopt refuses the training."""
-OTHER_CODE = "this process runs other code than a new one: restart it, and put nothing of yours in place of Keras' own"
-"""Why a patch is not tried whose functions are not those that a new process finds."""
+_OTHER_CODE = "this process runs other code than a new one: restart it, and put nothing of yours in place of Keras' own"
 HOST = "127.0.0.1"
 _AT_ONCE = 4
 _ROUNDING = 1e-4  # relatively, of sums over replicas
@@ -49,7 +48,7 @@ def main(connection: "Connection[Any, Any]") -> None:
 
 
 def _not_probed(patch: Any) -> Verdict:
-    return Verdict(UNFIT, OTHER_CODE)
+    return Verdict(UNFIT, _OTHER_CODE, lasts=False)
 
 
 def _fork(patch: Any, probe: Callable[[Any], Verdict], connection: "Connection[Any, Any]", seconds: int) -> int:

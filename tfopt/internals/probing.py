@@ -47,15 +47,15 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
             _ask(list(asked.values()), lambda name, verdict: _keep(asked.pop(name), verdict))
     except OSError as error:  # ChildProcessError, or there is no process to be had
         otherwise = f"the process that tries it failed: {error}"
-    for patch in asked.values():  # not kept on disk: it may have been this machine
-        _known[key_of(patch)] = Verdict(UNFIT, f"{otherwise} (the next process tries again)")
+    for patch in asked.values():  # it may have been this machine
+        _keep(patch, Verdict(UNFIT, f"{otherwise} (the next process tries again)", lasts=False))
     return [_known[key_of(patch)] for patch in patches]
 
 
 def _keep(patch: Probed, verdict: Verdict) -> None:
     key = key_of(patch)
     _known[key] = verdict
-    if verdict.why == probe_process.OTHER_CODE:  # of this process alone
+    if not verdict.lasts:
         return
     try:
         write_atomic(_place(patch, key), json.dumps(asdict(verdict)))

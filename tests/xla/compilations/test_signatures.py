@@ -219,3 +219,29 @@ def test_what_fails_in_a_graph_is_not_counted():
     with watch() as compilations, pytest.raises(tf.errors.InvalidArgumentError):
         f(tf.ones(2))
     assert compilations.count == 0
+
+
+def drawing():
+    """A function that is not compiled, calls one that is, and draws by TensorFlow's seed and by a generator."""
+    f, generator = total(), tf.random.Generator.from_seed(1)
+    tf.random.set_seed(1)
+
+    @tf.function(reduce_retracing=True)
+    def step(x):
+        return f(x), tf.random.uniform([], seed=2), generator.uniform([])
+
+    return lambda: [float(draw) for draw in step(tf.ones(3))[1:]]
+
+
+def test_a_watch_restarts_stateful_draws_and_leaves_generators_alone():
+    """docs/xla.md says so."""
+    plain = drawing()
+    expected = [plain() for _ in range(4)]
+    watched = drawing()
+    found = [watched(), watched()]
+    with watch():
+        found.append(watched())
+    found.append(watched())
+    assert [one for _, one in found] == [one for _, one in expected]
+    stateful, as_ever = ([one for one, _ in draws] for draws in (found, expected))
+    assert stateful == [as_ever[0], as_ever[1], as_ever[0], as_ever[2]]

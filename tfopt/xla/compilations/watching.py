@@ -26,8 +26,8 @@ def watch(*, on_recompile: str | None = None, limit: int = 4) -> Iterator["Compi
     for other values of an input that XLA treats as constant, for a second device, of functions that tf.data calls, or
     by automatic clustering (`tf.config.optimizer.set_jit`) are not counted.
 
-    Noting a signature takes some 50 µs of a step. A `tf.function` that calls compiled ones, such as Keras' train
-    function, is traced once more for the watch, without what it calls; nothing is compiled again.
+    A watched step of `fit` takes about 0.15 ms more CPU time. A `tf.function` that calls compiled ones, such as Keras'
+    train function, is traced once more for the watch, without what it calls; nothing is compiled again.
 
     Args:
         on_recompile: What to do once a function has been compiled more than `limit` times in the block. "warn": warn
