@@ -135,7 +135,7 @@ def _environment(send: Callable[[Any], None]) -> dict[str, Any]:
     patches: dict[str, list[str]] = {}  # by what is known of the functions that they replace in this Keras
     for patch in (*repairs.REPAIRS.values(), PATCH, DATA_CHECK):
         patches.setdefault(patch.standing(), []).append(patch.name)
-    return environment() | {"patches": patches | {"answers": [folder()]}}
+    return environment() | {"patches": patches, "patch_answers": folder()}
 
 
 def _report(options: argparse.Namespace) -> int:
