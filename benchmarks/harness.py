@@ -94,12 +94,13 @@ def run_cases(description, cases):
     from tfopt.bench.results.changes import differences
     from tfopt.bench.results.run_file import RunFile
 
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default="tfopt-bench-results", metavar="FOLDER", help="for the results")
-    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="begins so; may be repeated")
-    parser.add_argument("--repeats", type=int, metavar="N", help="turns of each variant")
-    parser.add_argument("--resume", action="store_true", help="leave out what the last run in the folder has measured")
-    options = parser.parse_args()
+    command = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("folder", nargs="?", default="tfopt-bench-results", metavar="FOLDER", help="for the results")
+    only = "only cases whose name begins with NAME; may be repeated"
+    command.add_argument("--case", action="append", default=[], metavar="NAME", help=only)
+    command.add_argument("--repeats", type=int, metavar="N", help="turns of each variant")
+    command.add_argument("--resume", action="store_true", help="leave out what the last run in the folder has measured")
+    options = command.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # or TensorFlow's remarks bury the table
     listed, environment, small = isolated.call(_listed, cases, seconds=_LISTING_SECONDS)
     suites = sorted({one.suite for one, _ in listed})

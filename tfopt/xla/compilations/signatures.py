@@ -3,7 +3,7 @@
 XLA compiles a traced function once for the shapes and dtypes of its inputs, and TensorFlow does not tell Python. So,
 while anyone watches, calls of such functions are noted: those from Python by their arguments; those from another
 `tf.function`, as in Keras' `fit`, whose batches never pass through Python, by an operation that is traced beside the
-call. A `tf.function` with such calls has two sets of traces, and those with the operations are used in watches only.
+call. A `tf.function` with such calls has two sets of traces; the one with these operations is used in watches only.
 """
 
 import re
@@ -79,7 +79,7 @@ class Signatures:
                 self._switched.clear()
 
     def _calling(self, original: Any) -> Any:
-        """Of `tf.function`: has calls of compiled functions noted that are traced in this one."""
+        """Replaces `tf.function`'s `__call__`: notes the compiled functions that are called while it is traced."""
 
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             if not function._jit_compile:
@@ -94,7 +94,7 @@ class Signatures:
         return call
 
     def _running(self, original: Any) -> Any:
-        """Of traced functions: notes the call, now or in the graph that is being traced."""
+        """Replaces a traced function's `call_flat`: notes the call, now or in the graph that is being traced."""
 
         def run(function: Any, *args: Any) -> Any:
             inputs = self._inputs_of(function)
