@@ -4,46 +4,46 @@
     python benchmarks/releases.py benchmarks/results/releases.json --page
 
 Records the installed pair beside those that the file has: the fingerprint of each function that tfopt replaces or
-relies on, the private names that it imports, and, with `--tests`, the outcome of a run by `pytest --junitxml`. With
+relies on, the private names that it uses, and, with `--tests`, the outcome of a run by `pytest --junitxml`. With
 `--page`, nothing is recorded: the table of docs/versions.md is filled in.
 """
 
 import ast
-import importlib
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
 import harness
 
-import tfopt.internals
+import tfopt
 from tfopt import repairs
 from tfopt.distribute.data_check.fits import DATA_CHECK
 from tfopt.fit.overlapping import PATCH
-from tfopt.internals.sources import find, fingerprint
+from tfopt.internals.sources import Missing, find, fingerprint, private
 
 EVERY = (*repairs.REPAIRS.values(), PATCH, DATA_CHECK)
 PAGE = harness.ROOT / "docs" / "versions.md"
 
 
 def private_names():
-    """The names that tfopt imports from Keras' and TensorFlow's private modules: "module:name"."""
+    """What tfopt uses of Keras' and TensorFlow's private parts: the arguments of `private` and `operations`."""
     found = set()
-    for file in Path(tfopt.internals.__file__).parent.glob("*.py"):
+    for file in Path(tfopt.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            module = getattr(node, "module", None) or ""
-            if module.startswith(("keras.src", "tensorflow.")):
-                found |= {f"{module}:{alias.name}" for alias in node.names}
+            called = getattr(getattr(node, "func", None), "id", None)
+            if called in ("private", "operations"):
+                given = [getattr(getattr(one, "value", None), "elts", [one]) for one in node.args]  # *("a", "b") too
+                names = [one.value for one in chain.from_iterable(given) if isinstance(one, ast.Constant)]
+                if called == "operations":
+                    names = [f"keras.src.ops.{name.replace('.', ':')}" for name in names]
+                found |= set(names)
     return sorted(found)
 
 
 def resolves(name):
     """Whether the installed pair has a name."""
-    module, _, path = name.partition(":")
-    try:
-        return hasattr(importlib.import_module(module), path) or bool(importlib.import_module(f"{module}.{path}"))
-    except ImportError:
-        return False
+    return not isinstance(private(name), Missing)
 
 
 def printed(target):

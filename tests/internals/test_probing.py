@@ -3,6 +3,9 @@ import json
 import re
 import sys
 import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +80,7 @@ def test_a_process_that_cannot_start_says_why(folder):
     (verdict,) = probing.verdicts([lost])
     assert verdict.state == UNFIT
     assert re.match(r"the process that tries it failed: AttributeError: .*LOST.* \(the next process tries", verdict.why)
-    assert not folder.exists()  # asked again next time
+    assert list(folder.iterdir()) == []  # asked again next time
 
 
 def test_settings_and_folders_of_the_process_that_asks_change_nothing(folder, tmp_path, monkeypatch):
@@ -105,7 +108,7 @@ def test_a_function_of_the_users_own_is_not_probed_in_its_place(folder, monkeypa
     (verdict,) = probing.verdicts([NEEDED])
     assert (verdict.state, verdict.lasts) == (UNFIT, False)
     assert verdict.why.startswith("this process runs other code than a new one")
-    assert not folder.exists()
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("stderr", [None, SimpleNamespace(write=lambda text: None)])
@@ -119,7 +122,7 @@ def test_without_a_python_to_start(folder, monkeypatch):
     (verdict,) = probing.verdicts([NEEDED])
     assert verdict.state == UNFIT
     assert "/nonexistent/python" in verdict.why
-    assert not folder.exists()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_verdict_is_kept_for_the_next_process(asked, monkeypatch):
@@ -129,6 +132,23 @@ def test_a_verdict_is_kept_for_the_next_process(asked, monkeypatch):
     assert [probing.kept(NEEDED)] == probing.verdicts([NEEDED]) == first
     assert asked == ["needed"]
     probing.verdicts([NEEDED, EQUAL])
+    assert asked == ["needed", "equal"]
+
+
+def test_of_those_that_ask_at_once_one_probes(asked, monkeypatch):
+    began, ask = threading.Event(), probing._ask
+
+    def ask_slowly(patches, answer):
+        began.set()
+        time.sleep(0.5)
+        ask(patches, answer)
+
+    monkeypatch.setattr(probing, "_ask", ask_slowly)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(probing.verdicts, [NEEDED])
+        began.wait()
+        second = threads.submit(probing.verdicts, [NEEDED, EQUAL])
+        assert first.result() == second.result()[:1]
     assert asked == ["needed", "equal"]
 
 

@@ -13,9 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfopt.fit.logs import LogDelivery, is_settled
-from tfopt.internals.graphs import ConcreteFunction
 from tfopt.internals.runtime import OwnedIterator
-from tfopt.internals.sources import fingerprint
+from tfopt.internals.sources import find, fingerprint
 
 ATTRIBUTE = "_tfopt_overlap"
 """Where a model keeps its `Overlap`: in its `__dict__`, since Keras tracks attributes."""
@@ -23,10 +22,11 @@ ATTRIBUTE = "_tfopt_overlap"
 _END = object()
 
 # The functions that `next_tensors` and `launcher` replace, by fingerprint.
+_FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 _KNOWN = {
-    OwnedIterator._next_internal: "3b50cd2eb8349468",
-    ConcreteFunction._call_with_structured_signature: "dccf363b41619a39",
-    ConcreteFunction._call_flat: "75ea37391878b11e",
+    f"{_FUNCTIONS}.concrete_function:ConcreteFunction._call_with_structured_signature": "dccf363b41619a39",
+    f"{_FUNCTIONS}.concrete_function:ConcreteFunction._call_flat": "75ea37391878b11e",
+    "tensorflow.python.data.ops.iterator_ops:OwnedIterator._next_internal": "3b50cd2eb8349468",
 }
 
 
@@ -191,8 +191,8 @@ def launcher(concrete: Any) -> Callable[[list[Any]], Any]:
 @functools.cache
 def _is_known() -> bool:
     try:
-        return all(fingerprint(function) == known for function, known in _KNOWN.items())
-    except (OSError, TypeError):
+        return all(fingerprint(getattr(*find(target))) == known for target, known in _KNOWN.items())
+    except (OSError, TypeError, ImportError, AttributeError):
         return False
 
 

@@ -9,12 +9,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from tfopt.files import write_atomic
+from tfopt.files import lock, write_atomic
 from tfopt.internals import probe_process
 from tfopt.internals.probe import NEEDED, NEEDLESS, UNFIT, Probed, Verdict, key_of, versions
 from tfopt.processes import Child, exit_code, limit
@@ -23,6 +24,7 @@ from tfopt.warn import warn_once
 _SECONDS = 240  # for one probe, on a busy machine
 _START_SECONDS = 120  # for the process to load TensorFlow, on a busy machine
 _SETTINGS = ("TF_", "XLA_", "KERAS_")
+_PROBES = "TFOPT_PROBES"  # in the environment of a process that probes
 
 _known: dict[str, Verdict] = {}  # by key
 
@@ -40,7 +42,33 @@ def kept(patch: Probed) -> Verdict | None:
 
 def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
     """The verdicts on patches. Those that are not known yet are all probed in one process."""
-    asked = {patch.name: patch for patch in patches if kept(patch) is None}
+    asked = [patch for patch in patches if kept(patch) is None]
+    if asked:
+        with _turn(_START_SECONDS + _SECONDS * len(asked)):
+            _probe({patch.name: patch for patch in asked if kept(patch) is None})
+    return [_known[key_of(patch)] for patch in patches]
+
+
+@contextmanager
+def _turn(most_seconds: int) -> Iterator[None]:
+    """Waits while another process probes, since it keeps its answers; without locks, or after this time, waits no more.
+
+    A probe that needs other patches asks for them in its own process, which waits for nobody.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError, RuntimeError):
+            place = Path(folder()).expanduser()
+            place.mkdir(parents=True, exist_ok=True)
+            ends = time.monotonic() + most_seconds
+            while _PROBES not in os.environ and time.monotonic() < ends:
+                if (handle := lock(place, os.O_RDONLY | os.O_DIRECTORY)) is not None:
+                    stack.callback(os.close, handle)
+                    break
+                time.sleep(0.1)
+        yield
+
+
+def _probe(asked: dict[str, Probed]) -> None:
     otherwise = "its probe did not end"
     try:
         if asked:
@@ -49,7 +77,6 @@ def verdicts(patches: Sequence[Probed]) -> list[Verdict]:
         otherwise = f"the process that tries it failed: {error}"
     for patch in asked.values():  # it may have been this machine
         _keep(patch, Verdict(UNFIT, f"{otherwise} (the next process tries again)", lasts=False))
-    return [_known[key_of(patch)] for patch in patches]
 
 
 def _keep(patch: Probed, verdict: Verdict) -> None:
@@ -112,7 +139,7 @@ def _environment(files: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     # A proxy would be asked for the way to the other worker.
-    return environment | {"KERAS_HOME": files, "TMPDIR": files, "no_grpc_proxy": probe_process.HOST}
+    return environment | {_PROBES: "1", "KERAS_HOME": files, "TMPDIR": files, "no_grpc_proxy": probe_process.HOST}
 
 
 def _say(text: str, *, terminal: bool = False) -> None:

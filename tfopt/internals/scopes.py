@@ -3,33 +3,30 @@
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
-from keras.src.backend.common.masking import set_keras_mask
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-__all__ = [
-    "GLOBAL_SEEDS",
-    "call_context",
-    "get_state",
-    "global_seeds",
-    "in_stateless_scope",  # whether variables get no values: shapes are inferred, or a function is made of a model
-    "in_symbolic_scope",  # whether a model is being built from KerasTensors
-    "set_keras_mask",
-    "set_state",
-]
+from tfopt.internals.sources import private
+
+in_stateless_scope = private("keras.src.backend.common.stateless_scope:in_stateless_scope")
+"""Whether variables get no values: shapes are inferred, or a function is made of a model."""
+
+in_symbolic_scope = private("keras.src.backend.common.symbolic_scope:in_symbolic_scope")
+"""Whether a model is being built from KerasTensors."""
+
+set_keras_mask = private("keras.src.backend.common.masking:set_keras_mask")
+
+_global_state = private("keras.src.backend.common.global_state")
 
 GLOBAL_SEEDS = "global_seed_generator"
 
 
 def get_state(name: str) -> Any:
     """An attribute of Keras' state, by its name there; None if it was never set."""
-    return global_state.get_global_attribute(name)
+    return _global_state.get_global_attribute(name)
 
 
 def set_state(name: str, value: Any) -> None:
     """Sets an attribute of Keras' state. None means that it was never set."""
-    global_state.set_global_attribute(name, value)
+    _global_state.set_global_attribute(name, value)
 
 
 def global_seeds() -> keras.random.SeedGenerator | None:

@@ -7,11 +7,15 @@ import hashlib
 import importlib
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
+
+from tfopt.errors import UnsupportedError
 
 Function = Callable[..., Any]
 # Classes by another name, since a release.
@@ -33,6 +37,40 @@ def find(target: str) -> tuple[Any, str]:
     if owners and not hasattr(found, owners[0]):
         owners[0] = _RENAMED.get((module, owners[0]), owners[0])
     return functools.reduce(getattr, owners, found), name
+
+
+class Missing:
+    """Stands for something private that this release lacks: all can be imported, what uses it is refused."""
+
+    def __init__(self, target: str, error: Exception) -> None:
+        self._refusal = (target, error)
+
+    def _refuse(self, *_: Any) -> Any:
+        target, error = self._refusal
+        package = re.split("[.:]", target)[0]
+        raise UnsupportedError(
+            f"Expected {target.replace(':', '.')}, on which this feature relies. Found: none in {package} "
+            f"{version(package)} ({error}). Use a release that docs/versions.md names, or do without the feature."
+        ) from error
+
+    __call__ = __getattr__ = __instancecheck__ = _refuse
+
+    def __or__(self, _: Any) -> "Missing":  # as annotations say `Missing | None`
+        return self
+
+    __ror__ = __or__
+
+
+def private(target: str) -> Any:
+    """Something private of Keras or TensorFlow, "module", "module:name" or "module:Class.name".
+
+    If there is none, what comes back raises `UnsupportedError` when it is used.
+    """
+    module, colon, _ = target.partition(":")
+    try:
+        return getattr(*find(target)) if colon else importlib.import_module(module)
+    except (ImportError, AttributeError) as error:
+        return Missing(target, error)
 
 
 def fingerprint(function: Function) -> str:

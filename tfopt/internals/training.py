@@ -2,36 +2,39 @@
 
 from typing import Any
 
-import keras
-from keras.src.backend.tensorflow.trainer import TFEpochIterator, reduce_per_replica
-from keras.src.losses.loss import unscale_loss_for_distribution
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.data_adapters import get_data_adapter
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.array_slicing import train_validation_split
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.utils.io_utils import print_msg
-from keras.src.utils.python_utils import pythonify_logs
+from tfopt.internals.sources import private
 
-__all__ = [
-    "ArrayDataAdapter",
-    "BaseOptimizer",  # whose methods every optimizer has; the public class has those of the backend over them
-    "GeneratorDataAdapter",
-    "PyDatasetAdapter",
-    "TFEpochIterator",  # what fit iterates
-    "TensorFlowTrainer",  # whose methods keras.Model has
-    "get_data_adapter",  # makes one of the adapters for what fit is given
-    "has_keras_own",
-    "print_msg",  # prints as Keras does: not in interactive logs that are off
-    "pythonify_logs",  # logs as floats, sorted
-    "reduce_per_replica",  # of values of the replicas: the first, the sum, the mean or all
-    "train_validation_split",  # what validation_split does to arrays
-    "unscale_loss_for_distribution",
-]
+ArrayDataAdapter = private("keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter")
 
+BaseOptimizer = private("keras.src.optimizers.base_optimizer:BaseOptimizer")
+"""Whose methods every optimizer has; the public class has those of the backend over them."""
 
-TensorFlowTrainer = next(base for base in keras.Model.__mro__ if base.__module__ == TFEpochIterator.__module__)
+GeneratorDataAdapter = private("keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter")
+
+PyDatasetAdapter = private("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter")
+
+TFEpochIterator = private("keras.src.backend.tensorflow.trainer:TFEpochIterator")
+"""What fit iterates."""
+
+TensorFlowTrainer = private("keras.src.backend.tensorflow.trainer:TensorFlowTrainer")
+"""Whose methods keras.Model has."""
+
+get_data_adapter = private("keras.src.trainers.data_adapters:get_data_adapter")
+"""Makes one of the adapters for what fit is given."""
+
+print_msg = private("keras.src.utils.io_utils:print_msg")
+"""Prints as Keras does: not in interactive logs that are off."""
+
+pythonify_logs = private("keras.src.utils.python_utils:pythonify_logs")
+"""Logs as floats, sorted."""
+
+reduce_per_replica = private("keras.src.backend.tensorflow.trainer:reduce_per_replica")
+"""Of values of the replicas: the first, the sum, the mean or all."""
+
+train_validation_split = private("keras.src.trainers.data_adapters.array_slicing:train_validation_split")
+"""What validation_split does to arrays."""
+
+unscale_loss_for_distribution = private("keras.src.losses.loss:unscale_loss_for_distribution")
 
 
 def has_keras_own(model: Any, name: str) -> bool:

@@ -95,9 +95,12 @@ def replace_optimizer(model: keras.Model, new: keras.optimizers.Optimizer) -> No
     _set_optimizer(model, new)
 
 
-@no_automatic_dependency_tracking
 def _set_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     """Gives a compiled model another optimizer, in a way that saving preserves."""
+    no_automatic_dependency_tracking(_assign_optimizer)(model, optimizer)
+
+
+def _assign_optimizer(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     model.optimizer = optimizer
     model._compile_config.config["optimizer"] = optimizer
 

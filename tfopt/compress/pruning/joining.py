@@ -8,12 +8,13 @@ import numpy as np
 
 from tfopt.compress.pruning.rules import follow
 from tfopt.compress.pruning.units import Call, Channels, Fixed, NotUnderstoodError, Numbers, Tensor
-from tfopt.internals.layers import nn, numpy
+from tfopt.internals.layers import operations
 
 _LAYERS = keras.layers
-_ELEMENTWISE = (
-    *(nn.Relu, nn.Relu6, nn.Sigmoid, nn.Silu, nn.Gelu, nn.Elu, nn.LeakyRelu, nn.HardSigmoid, nn.HardSilu),
-    *(nn.Softplus, numpy.Tanh, numpy.Square, numpy.Absolute, numpy.Negative),
+_OPERATIONS = operations(
+    *("nn.Relu", "nn.Relu6", "nn.Sigmoid", "nn.Silu", "nn.Gelu", "nn.Elu", "nn.LeakyRelu", "nn.HardSigmoid"),
+    *("nn.HardSilu", "nn.Softplus", "numpy.Tanh", "numpy.Square", "numpy.Absolute", "numpy.Negative"),
+    *("numpy.Add", "numpy.Subtract", "numpy.Multiply", "numpy.Maximum", "numpy.Minimum"),
 )
 
 
@@ -24,8 +25,7 @@ def _element_wise(operation: Any, call: Call) -> Channels | Fixed:
 
 for _kind in (
     *(_LAYERS.Add, _LAYERS.Subtract, _LAYERS.Multiply, _LAYERS.Average, _LAYERS.Maximum, _LAYERS.Minimum),
-    *(numpy.Add, numpy.Subtract, numpy.Multiply, numpy.Maximum, numpy.Minimum),
-    *_ELEMENTWISE,
+    *_OPERATIONS,
 ):
     follow.register(_kind, _element_wise)
 
@@ -59,7 +59,6 @@ def _joined(call: Call, tensors: Sequence[Tensor]) -> Channels | Fixed:
 
 
 @follow.register(_LAYERS.Concatenate)
-@follow.register(numpy.Concatenate)
 def _concatenated(operation: Any, call: Call) -> Channels | Fixed:
     _require_scalars(call)
     found = [tensor.channels for tensor in call.inputs if isinstance(tensor.channels, Channels)]
@@ -71,6 +70,10 @@ def _concatenated(operation: Any, call: Call) -> Channels | Fixed:
     if found[0].axis != axis:
         return _joined(call, call.inputs)
     return Channels(axis, np.concatenate([call.along(tensor, axis) for tensor in call.inputs]))
+
+
+for _kind in operations("numpy.Concatenate"):
+    follow.register(_kind, _concatenated)
 
 
 @follow.register(_LAYERS.Flatten)

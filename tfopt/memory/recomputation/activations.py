@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras import activations
 
-from tfopt.internals.layers import Functional, nn
+from tfopt.internals.layers import Functional, operations
 from tfopt.memory.recomputation.rerunning import Part, is_differentiated, is_stateful
 from tfopt.model.layers import layer_paths, layers_and_graphs
 
@@ -24,7 +24,8 @@ _OUTPUT_SUFFICES = (
 )
 # Activations as operations, such as `keras.ops.gelu(x)` in a Functional model, and as layers of their own.
 _OPERATIONS = (
-    *(nn.Gelu, nn.Silu, nn.HardSilu, nn.LeakyRelu, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Celu, nn.Squareplus),
+    *operations("nn.Gelu", "nn.Silu", "nn.HardSilu", "nn.LeakyRelu", "nn.Softplus", "nn.Softsign", "nn.LogSigmoid"),
+    *operations("nn.Celu", "nn.Squareplus"),
     *(keras.layers.LeakyReLU, keras.layers.Activation),
 )
 # They keep their input for the gradient of their weights, and apply `activation` last.
