@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfopt.callbacks.shared.running_fit import Callback, steps_trained, warn_of_earlier_loggers
 from tfopt.checks import integer
 from tfopt.errors import UnsupportedError, summarize_error
+from tfopt.fit.launching import steps_ahead
 from tfopt.model.batches import one_batch
 from tfopt.model.layers import computing_layers
 from tfopt.precision.gate.comparison import in_float32
@@ -133,7 +134,7 @@ class PrecisionMonitor(Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares if it is time to, and there is time for it."""
         self._steps = self._before_epoch + batch + 1
-        if self._steps >= self._due and self._can_afford():
+        if self._steps >= self._due and not steps_ahead(self.model) and self._can_afford():
             self._compare()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

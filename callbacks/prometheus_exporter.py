@@ -24,6 +24,7 @@ from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.checks import file, integer, number
 from tfopt.errors import UnsupportedError
 from tfopt.files import write_atomic
+from tfopt.fit.launching import steps_at_once
 from tfopt.hardware import GpuSample
 from tfopt.warn import warn_once
 
@@ -152,7 +153,7 @@ class PrometheusExporter(Callback):
         """Runs in the training thread, about once a second."""
         self._exported.throughput = finite({key: row.get(key) for key in PACE_KEYS})
         slowest = row.get("step_time_p99_ms") or 0.0
-        self._exported.step_seconds = slowest / 1000 * getattr(self.model, "steps_per_execution", 1)
+        self._exported.step_seconds = slowest / 1000 * steps_at_once(self.model)
         if self._throughput is not None:
             self._exported.step_times = self._throughput.step_times
         self._refresh()

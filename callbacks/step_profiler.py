@@ -12,6 +12,7 @@ from tfopt.callbacks.profiler.trace_summary import TraceSummary, summarize_trace
 from tfopt.callbacks.shared.running_fit import Callback, end_with_fit
 from tfopt.checks import folder, integer, number
 from tfopt.files import write_atomic
+from tfopt.fit.launching import steps_ahead
 from tfopt.measure.timers import wait
 from tfopt.warn import warn_once
 
@@ -74,6 +75,11 @@ class StepProfiler(Callback):
         self.traces: list[Path] = []
         """The folders of the last fit's traces, the newest last. A trace that is still being written is added then."""
 
+    @property
+    def acts_every(self) -> int:  # type: ignore[override]
+        """1 while it records steps, each launched alone."""
+        return int(self._left > 0)
+
     def request(self, alert: object = None) -> None:
         """Starts a trace with the next step. Any thread may call it, also before `fit`.
 
@@ -127,6 +133,8 @@ class StepProfiler(Callback):
         """Begins a trace if one is due, and marks the step if one is recorded."""
         step = self._before + batch
         if self._left == 0:
+            if steps_ahead(self.model):
+                return  # it runs already
             if step < self._at_step and not self._requested and time.monotonic() < self._at_seconds:
                 return
             self._begin(step)

@@ -27,6 +27,7 @@ from tfopt.callbacks.throughput.input_wait import InputWait, takes_one_batch_per
 from tfopt.callbacks.throughput.model_rate import CountedRate
 from tfopt.callbacks.throughput.step_times import EpochSteps, StepWindow, TimeLeft
 from tfopt.checks import integer, log_folder, number
+from tfopt.fit.launching import overlap_of, steps_ahead, steps_at_once
 from tfopt.warn import warn_once
 
 _CALL_LISTENERS_EVERY_SECONDS = 1.0
@@ -131,7 +132,8 @@ class ThroughputLogger(Callback):
         self.batch_size = self._examples.batch_size
         self.step_times = Histogram()
         self._unwritten, self._unreported = StepWindow(), StepWindow()
-        self._uncounted: list[tuple[int, float]] = []  # executions: their last batch and its end
+        # Executions: their last batch, its end, and whether more steps of its launch follow.
+        self._uncounted: list[tuple[int, float, bool]] = []
         self._ago = 0.0
         self._left = TimeLeft()
         self._ended_at: float | None = None
@@ -183,7 +185,7 @@ class ThroughputLogger(Callback):
             if not self.batch_size:
                 _warn_of_no_examples(self.model)
         now = time.perf_counter()
-        self._uncounted.append((batch, now))
+        self._uncounted.append((batch, now, steps_ahead(self.model) > 0))
         if len(self._uncounted) >= self._countable or now - self._reported_at >= _CALL_LISTENERS_EVERY_SECONDS:
             self._count()
 
@@ -216,13 +218,13 @@ class ThroughputLogger(Callback):
         counted = self._uncounted[: len(self._uncounted) - waits]
         self._uncounted = self._uncounted[len(counted) :]
         now = (self._uncounted or counted)[-1][1]
-        for place, (batch, ended) in enumerate(counted, start=1):
+        for place, (batch, ended, within) in enumerate(counted, start=1):
             self._ago = now - ended
-            self._count_step(batch, ended, wait_known=not epoch_ends or place < len(counted))
+            self._count_step(batch, ended, within=within, wait_known=not epoch_ends or place < len(counted))
         until_a_row = -(-(self._window_steps - self._unwritten.steps) // self._steps_per_execution)
         self._countable = min(until_a_row, self._input.room) + waits
 
-    def _count_step(self, batch: int, ended: float, *, wait_known: bool) -> None:
+    def _count_step(self, batch: int, ended: float, *, within: bool, wait_known: bool) -> None:
         seconds, self._last = ended - self._last, ended
         # At least one: custom loops may not number their steps, and a nested fit reports its own here.
         steps = max(1, min(batch + 1, self._most) - self._done)
@@ -235,7 +237,7 @@ class ThroughputLogger(Callback):
         self._open_executions += 1
         self._open_steps += steps
         self._open_seconds += seconds
-        if self._open_executions >= self._group:
+        if self._open_executions >= self._group and not within:
             # A last group waits for all steps launched ahead, so its mean is not a sample of a step's time.
             self._end_group(sampled=self._group == 1 or self._done != self._known_steps)
 
@@ -387,11 +389,9 @@ def _positive(name: str, value: float | None) -> float | None:
 
 
 def _executions_in_a_group(model: keras.Model) -> int:
-    """How many executions are timed as one: in an overlapped fit, those from one wait to the next."""
-    from tfopt.fit.launching import overlap_of  # imported late: takes half as long as all callbacks
-
+    """How many executions are timed as one: in an overlapped fit, those from one wait to the next, or of a launch."""
     overlap = overlap_of(model)
     if overlap is None:
         return 1
-    every = overlap.in_flight.waits_every
-    return every // math.gcd(every, model.steps_per_execution)
+    every, once = overlap.in_flight.waits_every, model.steps_per_execution
+    return every // math.gcd(every, once) if once > 1 else max(every, steps_at_once(model))

@@ -34,6 +34,7 @@ from tfopt.checkpoint.signals import Signals, checked_signals
 from tfopt.distribute.cluster.together import all_or_none
 from tfopt.distribute.watchdog.watch import RESTART
 from tfopt.errors import UnsupportedError, unknown_name
+from tfopt.fit.launching import steps_ahead
 from tfopt.internals.fit_door import running_fit
 from tfopt.internals.training import print_msg
 from tfopt.warn import warn_once
@@ -202,6 +203,8 @@ class TrainingCheckpoint(Callback):
         if training is None:
             return
         training.end_step(batch + 1, logs or {})
+        if steps_ahead(self.model):
+            return  # the weights are those of a later step
         leaves, late = self._processes.agree(training.step, time.monotonic(), *self._wishes())
         every = self._every_steps
         due = late or (every is not None and training.step // every > self._saved_step // every)

@@ -22,6 +22,7 @@ from tfopt.causes.alert_causes import Situation, likely_cause
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, RunningMeans, Sums, Throttling
 from tfopt.checks import number
 from tfopt.errors import unknown_name
+from tfopt.fit.launching import steps_at_once
 from tfopt.hardware import GpuSample
 from tfopt.model.layers import computing_layers
 from tfopt.warn import warn_once
@@ -195,7 +196,7 @@ class UtilizationAlert(Callback):
         progress, throughput = self._progress, self._throughput
         if progress.stepped_at is None or throughput is None or progress.phase != "training":
             return
-        seconds, steps = time.monotonic() - progress.step_began_at, getattr(self.model, "steps_per_execution", 1)
+        seconds, steps = time.monotonic() - progress.step_began_at, steps_at_once(self.model)
         pace: float | None = None
         if self._metric.startswith("step_time"):
             pace = 1000 * seconds / steps  # at least

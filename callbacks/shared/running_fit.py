@@ -26,6 +26,9 @@ _LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callba
 class Callback(keras.callbacks.Callback):
     """A callback that knows the `fit` it runs in. Making the first one wraps Keras' `fit`."""
 
+    acts_every = 0
+    """Does nothing between the steps of a launch (`tfopt.fit.overlap`) but to read their logs."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes one."""
         open_door()  # not in __init__, which copies do without

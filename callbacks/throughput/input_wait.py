@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.callbacks.shared.running_fit import running_iterator
+from tfopt.fit.launching import steps_at_once
 
 _GAPS_KEPT = 100  # by tf.data
 _LONGEST_GAP_SECONDS = 10.0  # tf.data keeps no longer one
@@ -42,8 +43,8 @@ class _Balance:
 
 def takes_one_batch_per_step(model: keras.Model) -> bool:
     """Whether each step takes one batch, so that the gaps between batches are those between steps."""
-    if getattr(model, "steps_per_execution", 1) != 1:
-        return False  # a batch is taken while the previous step still runs
+    if steps_at_once(model) != 1:
+        return False  # a batch is taken while a previous step still runs
     # With eager steps the shares were wrong by up to a half when tried.
     return not (getattr(model, "run_eagerly", False) or tf.config.functions_run_eagerly())
 

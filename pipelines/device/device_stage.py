@@ -64,7 +64,7 @@ class DeviceStage:
         self.device, self.only = held.device, held.only
         self.elements = _elements(count, steps, options, held.device, settings, place)
         self._chunks, self._spec, self._count = chunks, spec, count
-        self._first, *self._later = batch_functions(options, held.obstacles, spec)
+        self._first, *self._later = batch_functions(options, held.obstacles, spec, gather_jit=is_gpu(held.device))
         self._by_size: dict[int, Any] = {}
         self._rows: list[Any] | None = None
         self._lock = threading.Lock()
@@ -113,14 +113,17 @@ def stage_of(dataset: Any) -> DeviceStage | None:
     return getattr(dataset, DEVICE_STAGE, None)
 
 
-def batch_functions(options: PipelineOptions, obstacles: Sequence[str | None], spec: Any) -> tuple[Any, ...]:
+def batch_functions(
+    options: PipelineOptions, obstacles: Sequence[str | None], spec: Any, *, gather_jit: bool = True
+) -> tuple[Any, ...]:
     """Returns the `tf.function`s that make a batch, to be called in turn.
 
     The first takes `(rows, indices, bits)`: the leaves of all examples in their stored dtype, int64 indices of shape
     (batch,), and random bits for the seeds, or None. Each further one takes `(batch, bits)`. Neighbours that XLA
     compiles are fused.
 
-    `obstacles` are those that `find_obstacles` returned; `spec` is the element spec of a row.
+    `obstacles` are those that `find_obstacles` returned; `spec` is the element spec of a row. Without `gather_jit`, XLA
+    does not compile a gather alone: on a CPU it only costs time.
     """
     functions = list(options.augmentations)
     jits = [obstacle is None for obstacle in obstacles] or [True] * len(functions)
@@ -132,7 +135,7 @@ def batch_functions(options: PipelineOptions, obstacles: Sequence[str | None], s
         for jit, group in itertools.groupby(zip(jits, functions, strict=True), key=lambda pair: pair[0])
     ]
     first = groups.pop(0)[1] if groups and groups[0][0] else []
-    made, number = [_gathering(first, spec)], sum(function.seeded for function in first)
+    made, number = [_gathering(first, spec, jit=gather_jit or bool(first))], sum(function.seeded for function in first)
     for jit, group in groups:
         made.append(_passing(group, number, jit=jit))
         number += sum(function.seeded for function in group)
@@ -250,7 +253,7 @@ def _stored_dtype(dtype: Any) -> Any:
     return tf.uint32 if dtype == tf.int32 else dtype
 
 
-def _gathering(functions: Sequence[StageFunction], spec: Any) -> Any:
+def _gathering(functions: Sequence[StageFunction], spec: Any, *, jit: bool) -> Any:
     dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
 
     @without_autograph
@@ -264,7 +267,7 @@ def _gathering(functions: Sequence[StageFunction], spec: Any) -> Any:
     def gather(rows: Sequence[Any], indices: Any, bits: Any) -> Any:
         return call_in_turn(functions, gathered(rows, indices), bits)
 
-    return tf.function(gather, jit_compile=True)
+    return tf.function(gather, jit_compile=jit)
 
 
 def _passing(functions: Sequence[StageFunction], number: int, *, jit: bool) -> Any:

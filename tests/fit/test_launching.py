@@ -117,7 +117,7 @@ def taken(data):
 @pytest.mark.parametrize("known", [True, False])
 def test_it_trains_the_same_with_the_shortcut_and_without(monkeypatch, known):
     asked = []
-    monkeypatch.setattr(launching, "_is_known", lambda: asked.append(known) or known)
+    monkeypatch.setattr(launching, "is_known", lambda: asked.append(known) or known)
     weighted = tf.data.Dataset.from_tensor_slices((X, Y, abs(X[:, 0]))).batch(16)
     Pair().train(lambda model: model.fit(weighted, epochs=2, verbose=0, shuffle=False).history)
     assert asked
@@ -146,12 +146,12 @@ def test_the_shortcut_is_for_tuples_of_tensors(data, has):
 
 
 def test_the_shortcut_is_for_the_tensorflow_that_is_known(monkeypatch):
-    launching._is_known.cache_clear()
+    launching.is_known.cache_clear()
     assert launching.takes_shortcut(iter(dataset()))
-    launching._is_known.cache_clear()
+    launching.is_known.cache_clear()
     monkeypatch.setitem(launching._KNOWN, "tensorflow.python.data.ops.iterator_ops:Renamed.method", "another")
     assert not launching.takes_shortcut(iter(dataset()))
-    launching._is_known.cache_clear()
+    launching.is_known.cache_clear()
 
 
 def test_the_shortcut_is_not_for_asynchronous_execution():

@@ -48,6 +48,8 @@ class Steps(keras.metrics.Metric):
 class Trace(keras.callbacks.Callback):
     """Notes every call, and the logs as they were handed over, which nobody reads before the training is over."""
 
+    acts_every = 0
+
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -73,14 +75,20 @@ class Pair:
 
     Args:
         make: Function that returns a compiled model.
+        steps_per_launch: As `overlap` takes it.
+        beside: What is done to the other one: nothing, or `fit.overlap` where stock `fit` itself is wrong.
     """
 
-    def __init__(self, make=dense_net):
+    def __init__(self, make=dense_net, steps_per_launch=1, beside=lambda model: model):
         self.models = []
         for overlapped in (False, True):
             keras.utils.set_random_seed(7)
             model = make()
-            self.models.append(fit.overlap(model, log_every=2, steps_in_flight=2) if overlapped else model)
+            if overlapped:
+                fit.overlap(model, log_every=2, steps_in_flight=2, steps_per_launch=steps_per_launch)
+            else:
+                beside(model)
+            self.models.append(model)
         self.stock, self.overlapped = self.models
         self._starts = [[(part, part.numpy()) for part in parts(model)] for model in self.models]
 

@@ -31,6 +31,8 @@ class Interrupt(keras.callbacks.Callback):
             next one after which Keras calls callbacks.
     """
 
+    acts_every = 0
+
     def __init__(self, *moment):
         super().__init__()
         self._moment, self._is_sent = moment, False
@@ -274,6 +276,12 @@ def decayed():
 
 ENDLESS = {"steps_per_epoch": 7}
 
+
+def launches(model):
+    """Overlaps it, with launches that do not divide an epoch."""
+    tfopt_fit.overlap(model, steps_per_launch=3)
+
+
 CASES = {
     "arrays": Case(),
     "plateau": Case(callbacks=plateau),
@@ -343,6 +351,15 @@ CASES = {
     "overlapped accumulation": Case(
         prepare=lambda model: (tfopt_batch.accumulate(model, 3), tfopt_fit.overlap(model)), data=pipeline
     ),
+    "launches": Case(prepare=launches),
+    "launches, dataset": Case(prepare=launches, data=dataset),
+    "launches, pipeline": Case(prepare=launches, data=pipeline),
+    "launches, pipeline on the device": Case(prepare=launches, data=lambda: pipeline(cache="device")),
+    "launches, of unknown length": Case(prepare=launches, data=lambda: dataset().filter(lambda x, y: True)),
+    "launches, epochs shorter than the data": Case(
+        prepare=launches, data=dataset, fitted={"steps_per_epoch": 4}, steps=3
+    ),
+    "launches, repeated": Case(prepare=launches, data=lambda: pipeline().repeat(), fitted=ENDLESS),
     "generator of TensorFlow's": Case(model=lambda: dense_net(extra=[Noisy()])),
     "unbuilt": Case(model=Unbuilt),
     "own step": Case(model=lambda: OwnStep(dense_net().layers), compiled={"metrics": None}),

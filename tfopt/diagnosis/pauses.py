@@ -86,6 +86,8 @@ def _logged(training: Training, steps: int) -> "_StepLog":
 class _StepLog(keras.callbacks.Callback):
     """The seconds of each step, and how often anything had been traced or compiled after it."""
 
+    acts_every = 1
+
     def __init__(self, steps: int):
         super().__init__()
         self._steps = steps

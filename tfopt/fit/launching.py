@@ -19,7 +19,8 @@ from tfopt.internals.sources import find, fingerprint
 ATTRIBUTE = "_tfopt_overlap"
 """Where a model keeps its `Overlap`: in its `__dict__`, since Keras tracks attributes."""
 
-_END = object()
+END = object()
+"""What stands for a batch where the data have ended."""
 
 # The functions that `next_tensors` and `launcher` replace, by fingerprint.
 _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
@@ -48,20 +49,24 @@ class InFlight:
         self._idle = idle
         self.waits_every = 1 if idle else self._every
         """Steps between waits; 1 if each step has ended when its call returns."""
+        self.waited = 0
+        """How often a step had to wait: the device was the limit."""
         self._unmarked = 0
         self._marks: deque[Future[Any]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfopt-fit")  # starts with its first task
 
-    def launched(self, outputs: Any) -> None:
-        """Counts a step by its outputs, and waits if the next would be one too many."""
+    def launched(self, outputs: Any, steps: int = 1) -> None:
+        """Counts steps by what their launch returns, and waits if the next would be one too many."""
         if self._idle:
             return
-        self._unmarked += 1
-        if self._unmarked == self._every:
+        self._unmarked += steps
+        if self._unmarked >= self._every:
             self._unmarked = 0
             self._marks.append(self._thread.submit(_end_of(outputs)))
             if len(self._marks) == self._marks_out:
-                self._marks.popleft().result()
+                oldest = self._marks.popleft()
+                self.waited += not oldest.done()
+                oldest.result()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -71,6 +76,10 @@ class Overlap:
     log_every: int
     """Steps between updates of the progress bar."""
     in_flight: InFlight
+    steps_per_launch: Any = 1
+    """Most training steps in a launch, or what chooses their number (`tfopt.fit.launch_size`)."""
+    stops: bool = False
+    """Whether a callback has asked, within a launch, for the training to stop."""
     deliveries: "weakref.WeakKeyDictionary[keras.callbacks.CallbackList, LogDelivery]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -82,6 +91,30 @@ class Overlap:
 def overlap_of(model: Any) -> Overlap | None:
     """Returns the overlap of a model, or None if it has none."""
     return getattr(model, "__dict__", {}).get(ATTRIBUTE)
+
+
+def overlapped_step(model: Any, name: str = "train_function") -> "OverlappedStep | None":
+    """The overlapped step that a model trains or evaluates by, if any, even if a callback has wrapped it."""
+    step: Any = getattr(model, name, None)
+    while not isinstance(step, OverlappedStep) and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step if isinstance(step, OverlappedStep) else None
+
+
+def steps_ahead(model: Any) -> int:
+    """How many steps a model's weights, or its data, are ahead of the step that callbacks hear of: within a launch.
+
+    A callback that saves or changes the training's state does so where this is 0.
+    """
+    step = None if overlap_of(model) is None else overlapped_step(model)
+    return 0 if step is None else step.ahead
+
+
+def steps_at_once(model: Any) -> int:
+    """How many steps Keras, or a launch, runs at once at most."""
+    overlap = overlap_of(model)
+    launched = 1 if overlap is None else overlap.steps_per_launch
+    return max(getattr(model, "steps_per_execution", 1), launched if isinstance(launched, int) else launched.most)
 
 
 class OverlappedStep:
@@ -103,6 +136,12 @@ class OverlappedStep:
         self._kind: Any = None
         self._take: Callable[..., Any] = next
         self._launch: Callable[[Any], Any] = self._one_step
+        self._traced: Any = None  # the step as TensorFlow traced it, if it takes whole batches
+
+    @property
+    def ahead(self) -> int:
+        """See `steps_ahead`."""
+        return 0
 
     def __call__(self, iterator: Any) -> Any:
         """Launches the steps of one execution; takes and returns what Keras' function does."""
@@ -110,15 +149,18 @@ class OverlappedStep:
             return self.stock(iterator)
         self._prepare(iterator)
         steps = self._model.steps_per_execution
-        batch = self._take(iterator, _END)
-        if batch is _END:  # like Keras' function, for custom loops
+        batch = self._take(iterator, END)
+        if batch is END:  # like Keras' function, for custom loops
             raise tf.errors.OutOfRangeError(None, None, "End of sequence") if steps == 1 else StopIteration
         outputs = self._run(batch)
         for _ in range(steps - 1):
-            batch = self._take(iterator, _END)
-            if batch is _END:
+            batch = self._take(iterator, END)
+            if batch is END:
                 break
             outputs = self._run(batch)
+        return self._settled(outputs)
+
+    def _settled(self, outputs: Any) -> Any:
         if is_settled(outputs):
             return outputs
         # An eager step may return variables, which the next step changes. As in Keras' function, an Optional turns
@@ -136,10 +178,12 @@ class OverlappedStep:
         if kind == self._kind and (spec is self._spec or spec == self._spec):
             return
         self._take, self._launch, self._kind = next, self._one_step, None  # in case tracing fails
+        self._traced = None
         # Not model.run_eagerly, which may have changed since the step was made.
         if not eager and isinstance(self._one_step.__wrapped__, tf.types.experimental.PolymorphicFunction):
             concrete, whole = self._trace(spec)
             self._launch = concrete if whole else self._model._autoconvert_optionals(concrete)
+            self._traced = concrete if whole else None
             if takes_shortcut(iterator):
                 self._take, self._launch = next_tensors, launcher(concrete)
         self._spec, self._kind = spec, kind
@@ -168,7 +212,7 @@ def takes_shortcut(iterator: Any) -> bool:
     plain = (
         type(iterator) is OwnedIterator and type(spec) is tuple and all(type(leaf) is tf.TensorSpec for leaf in spec)
     )
-    return plain and _is_known() and tf.config.experimental.get_synchronous_execution()
+    return plain and is_known() and tf.config.experimental.get_synchronous_execution()
 
 
 def next_tensors(iterator: Any, default: Any) -> Any:
@@ -189,7 +233,8 @@ def launcher(concrete: Any) -> Callable[[list[Any]], Any]:
 
 
 @functools.cache
-def _is_known() -> bool:
+def is_known() -> bool:
+    """Whether this TensorFlow is one whose functions `next_tensors` and `launcher` can do without."""
     try:
         return all(fingerprint(getattr(*find(target))) == known for target, known in _KNOWN.items())
     except (OSError, TypeError, ImportError, AttributeError):

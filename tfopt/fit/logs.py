@@ -20,7 +20,9 @@ _STEPS_IN_A_ROW = 3  # a callback that reads on this many steps is assumed to re
 
 def is_settled(logs: Any) -> bool:
     """Whether logs are a (nested) dict of tensors, which later steps cannot change."""
-    return isinstance(logs, dict) and all(isinstance(log, _TENSORS) or is_settled(log) for log in logs.values())
+    return isinstance(logs, LazyLogs) or (
+        isinstance(logs, dict) and all(isinstance(log, _TENSORS) or is_settled(log) for log in logs.values())
+    )
 
 
 class LazyLogs(dict[str, Any]):

@@ -15,8 +15,11 @@ from keras.callbacks import CallbackList
 
 from tfopt import checks
 from tfopt.errors import DeviceMemoryError, UnsupportedError
-from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of
+from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of, overlapped_step
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
+from tfopt.fit.many_steps import ManySteps
+from tfopt.fit.trial import Trial
+from tfopt.internals.fit_door import open_door
 from tfopt.internals.patches import patched
 from tfopt.internals.training import has_keras_own
 from tfopt.model.batches import ends_on_device
@@ -39,7 +42,9 @@ _STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 _overlapped: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
-def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8) -> keras.Model:
+def overlap(
+    model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8, steps_per_launch: int | str = 1
+) -> keras.Model:
     """Makes `fit`, `evaluate` and `predict` of a model launch each step without waiting for the one before.
 
     Use it on a GPU, before or after `compile`. Batches are copied to the GPU ahead of time, or made there if a pipeline
@@ -56,13 +61,17 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
         log_every: Steps between updates of the progress bar, which also moves on an epoch's first and last step, and
             after a second. Default: 20.
         steps_in_flight: Most steps launched but not done; each holds its batch. Default: 8.
+        steps_per_launch: Training steps in one launch, for models whose steps are so short that Python sets the pace.
+            Each step's logs still reach the callbacks, but the weights that they see are those of the launch's last
+            step; a callback that may act between steps makes it 1, and is named in a warning (docs/fit.md). "auto"
+            tries the largest number from 8 to 32 that divides the epoch, and keeps it if it is faster. Default: 1.
 
     Returns:
         The same model.
 
     Raises:
         TypeError: If `model` is not a keras.Model.
-        ValueError: If `log_every` or `steps_in_flight` is not an integer of at least 1.
+        ValueError: If `log_every`, `steps_in_flight` or `steps_per_launch` is not an integer of at least 1, or "auto".
         tfopt.errors.UnsupportedError: If the model overrides what overlap replaces, runs under another strategy, or
             tfopt does not know this version of Keras.
 
@@ -73,8 +82,17 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
     require_model(model)
     checks.count("log_every", log_every, "Pass a number of steps.")
     checks.count("steps_in_flight", steps_in_flight, "Pass a number of steps.")
+    if steps_per_launch != "auto":
+        checks.count("steps_per_launch", steps_per_launch, 'Pass a number of steps, or "auto".')
     PATCH.applies()  # first: a version that lacks a method is refused by its name
     _require_own(model)
+    if steps_per_launch != 1:
+        if model._distribute_strategy is not None:
+            raise UnsupportedError(
+                f"Expected a model without a strategy for steps_per_launch={steps_per_launch!r}. Found {model.name!r} "
+                f"under a {type(model._distribute_strategy).__name__}. Pass steps_per_launch=1."
+            )
+        open_door()
     PATCH.install()
     in_flight = InFlight(steps_in_flight, idle=not tf.config.list_logical_devices("GPU"))
     state = overlap_of(model)
@@ -82,8 +100,20 @@ def overlap(model: keras.Model, *, log_every: int = 20, steps_in_flight: int = 8
         state = Overlap(log_every=log_every, in_flight=in_flight)
         _attach(model, state)
     state.log_every, state.in_flight = log_every, in_flight
+    state.steps_per_launch = Trial() if steps_per_launch == "auto" else steps_per_launch
     state.deliveries.clear()
+    for name in _FUNCTIONS:
+        function: Any = getattr(model, name)
+        if isinstance(function, OverlappedStep):
+            function = function.stock
+        if getattr(function, "__qualname__", None) == "TensorFlowTrainer._make_function.<locals>.function":
+            setattr(model, name, _step(function, model, state, trains=name == "train_function"))
     return model
+
+
+def _step(stock: Callable[..., Any], model: keras.Model, state: Overlap, *, trains: bool) -> OverlappedStep:
+    kind = ManySteps if trains and state.steps_per_launch != 1 else OverlappedStep
+    return kind(stock, model, state)
 
 
 def undo(model: keras.Model) -> None:
@@ -119,7 +149,8 @@ def _attach(model: keras.Model, state: Overlap) -> None:
 
     @functools.wraps(kind._make_function)
     def _make_function(step_function: Callable[..., Any]) -> OverlappedStep:
-        return OverlappedStep(kind._make_function(model, step_function), model, state)
+        stock = kind._make_function(model, step_function)
+        return _step(stock, model, state, trains=step_function == model.train_step)
 
     @functools.wraps(kind._maybe_symbolic_build)
     def _maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
@@ -139,10 +170,6 @@ def _attach(model: keras.Model, state: Overlap) -> None:
     state.overrides = dict(zip(_OVERRIDES, (_make_function, _maybe_symbolic_build, predict), strict=True))
     model.__dict__.update(state.overrides, **{ATTRIBUTE: state})
     _overlapped.add(model)
-    for name in _FUNCTIONS:
-        function: Any = getattr(model, name)
-        if getattr(function, "__qualname__", None) == "TensorFlowTrainer._make_function.<locals>.function":
-            setattr(model, name, OverlappedStep(function, model, state))
 
 
 def _require_own(model: keras.Model) -> None:
@@ -178,12 +205,11 @@ class DeviceStageIterator(Iterator[Any]):
     """Iterates `DeviceStageBatches`."""
 
     def __init__(self, stage: Any):
-        self._elements = iter(stage.elements)
-        self._batch = stage.batch
+        self.stage, self.elements = stage, iter(stage.elements)
         self.element_spec = stage.element_spec
 
     def __next__(self) -> Any:
-        return self._batch(next(self._elements))
+        return self.stage.batch(next(self.elements))
 
 
 def ahead(dataset: Any, *, jit: bool) -> Any:
@@ -248,11 +274,16 @@ def _batch_end(hook: str, function: str) -> Callable[[Function], Function]:
 
     def make(stock: Function) -> Function:
         def on_batch_end(self: CallbackList, batch: int, logs: Any = None) -> None:
-            step = _overlapped_step(self, function)
-            if step is not None and is_settled(logs):
-                _deliver(step.overlap, self, hook, batch, logs)
-            else:
+            model: Any = getattr(self, "_model", None)
+            step = overlapped_step(model, function)
+            if step is None or not is_settled(logs):
                 stock(self, batch, logs)
+                return
+            _deliver(step.overlap, self, hook, batch, logs)
+            if step.ahead and model.stop_training:  # a stop within a launch comes with its last step
+                step.overlap.stops, model.stop_training = True, False
+            elif step.overlap.stops and not step.ahead:
+                step.overlap.stops, model.stop_training = False, True
 
         return on_batch_end
 
@@ -272,19 +303,11 @@ def _predict(stock: Function) -> Function:
     return _on_predict_batch_end
 
 
-def _overlapped_step(callbacks: CallbackList, name: str) -> OverlappedStep | None:
-    """The overlapped step that ran, if any, even if a callback has wrapped it."""
-    step: Any = getattr(getattr(callbacks, "_model", None), name, None)
-    while not isinstance(step, OverlappedStep) and hasattr(step, "__wrapped__"):
-        step = step.__wrapped__
-    return step if isinstance(step, OverlappedStep) else None
-
-
 def _deliver(overlap: Overlap, callbacks: CallbackList, hook: str, batch: int, logs: Any) -> None:
     delivery = overlap.deliveries.get(callbacks)
     if delivery is None:
         delivery = overlap.deliveries[callbacks] = LogDelivery(overlap.log_every)
-    delivery.deliver(callbacks, hook, batch, LazyLogs(logs))
+    delivery.deliver(callbacks, hook, batch, logs if isinstance(logs, LazyLogs) else LazyLogs(logs))
 
 
 class _Patch(Repair):

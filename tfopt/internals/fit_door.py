@@ -5,6 +5,7 @@ callback list is known.
 """
 
 import inspect
+import math
 import threading
 import weakref
 from contextlib import ExitStack, suppress
@@ -21,7 +22,7 @@ _running: "ContextVar[RunningFit | None]" = ContextVar("tfopt_fit", default=None
 # By the callbacks' ids: a user's may have no hash, or be equal to another.
 _lists: "weakref.WeakValueDictionary[int, keras.callbacks.CallbackList]" = weakref.WeakValueDictionary()
 _opening = threading.Lock()
-_ITERATOR = "_tfopt_iterator"
+_ITERATOR, _STEP = "_tfopt_iterator", "_tfopt_step"
 _BY = "callbacks"
 
 
@@ -68,6 +69,17 @@ def current_iterator(epochs: Any) -> Any:
     """The iterator of which Keras took the last batch of an epoch; None if it is gone."""
     found = vars(epochs).get(_ITERATOR)
     return None if found is None else found()
+
+
+def first_step(epochs: Any) -> int:
+    """The step of the epoch, from 0, at which the batch belongs that Keras takes now."""
+    return int(vars(epochs).get(_STEP, 0))
+
+
+def steps_left(epochs: Any) -> float:
+    """How many steps Keras takes at most until the epoch ends, this one included; infinite if it does not know."""
+    ends = ((epochs.steps_per_epoch, first_step(epochs)), (epochs._num_batches, epochs._steps_seen - 1))
+    return min((end - now for end, now in ends if end), default=math.inf)
 
 
 def open_door() -> None:
@@ -154,6 +166,7 @@ def _noting_iterator(stock: Function) -> Function:
         with suppress(TypeError, LookupError):  # a Keras that yields something else
             if current_iterator(epochs) is not entry[-1]:
                 vars(epochs)[_ITERATOR] = weakref.ref(entry[-1])
+            vars(epochs)[_STEP] = entry[0]
         return entry
 
     return take

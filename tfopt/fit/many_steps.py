@@ -1,0 +1,288 @@
+"""Several training steps in one launch, of which callbacks hear one by one.
+
+Keras' loop stays: of K calls the first launches one program that loops over K batches, and each returns the logs of its
+own step. Weights, optimizer, metrics and the position in the data are meanwhile those of the launch's last step, so a
+callback that might act between two steps makes it one step a launch.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt import checks
+from tfopt.fit.launching import END, OverlappedStep, is_known, launcher
+from tfopt.fit.logs import LazyLogs
+from tfopt.fit.trial import Trial
+from tfopt.internals.fit_door import current_iterator, first_step, running_fit, steps_left
+from tfopt.warn import warn_once
+
+_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_READ_LOGS = (keras.callbacks.ProgbarLogger, keras.callbacks.History)  # and do nothing else on a batch
+_SAVE = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+
+
+class ManySteps(OverlappedStep):
+    """Keras' train function, which launches several steps at once where nothing acts between them."""
+
+    def __init__(self, stock: Callable[[Any], Any], model: keras.Model, overlap: Any):
+        super().__init__(stock, model, overlap)
+        self._of: Callable[[], Any] = lambda: None  # the iterator that the following belong to
+        self._held: deque[Any] = deque()  # batches taken and not launched; END or an exception comes last
+        self._ready: deque[Any] = deque()  # logs of steps launched and not returned; an exception comes last
+        # By what makes the batches: a device stage, which holds the examples, is freed with its dataset.
+        self._programs: weakref.WeakKeyDictionary[Any, dict[Any, _Program | None]] = weakref.WeakKeyDictionary()
+
+    @property
+    def ahead(self) -> int:
+        """As of `OverlappedStep`."""
+        return len(self._ready) + sum(not _is_end(batch) for batch in self._held)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Returns the logs of the next step; launches it, and those after it, if it is not launched yet."""
+        if not hasattr(iterator, "element_spec"):  # train_on_batch's generator
+            return self.stock(iterator)
+        if self._of() is not iterator:
+            self._of = weakref.ref(iterator)
+            self._held.clear()
+            self._ready.clear()
+            self.overlap.stops = False
+        if not self._ready:
+            steps = self._steps(iterator)
+            if steps == 1 and not self._held:
+                return super().__call__(iterator)
+            self._ready.extend(self._launched(iterator, steps))
+        logs = self._ready.popleft()
+        if isinstance(logs, Exception):
+            raise logs
+        return logs
+
+    def _steps(self, iterator: Any) -> int:
+        """How many steps to launch now."""
+        running = running_fit()
+        if running is None or running.epochs is None or current_iterator(running.epochs) is not iterator:
+            return 1  # a loop of the user's own
+        self._prepare(iterator)
+        if obstacle := self._obstacle(running.callbacks):
+            self._warn(obstacle)
+            return 1
+        wanted, step = self.overlap.steps_per_launch, first_step(running.epochs)
+        if isinstance(wanted, Trial):
+            wanted = wanted.steps_now(running, self.overlap.in_flight)
+        every = filter(None, map(_acts_every, running.callbacks.callbacks if running.callbacks else ()))
+        most = min((one - step % one for one in every), default=wanted)
+        return wanted if wanted <= min(most, steps_left(running.epochs)) else 1
+
+    def _warn(self, found: str) -> None:
+        warn_once(f"steps_per_launch {found}", f"Expected to launch several steps at once. Found {found}.")
+
+    def _obstacle(self, callbacks: Any) -> str | None:
+        """Why each step has to be launched alone, if it has."""
+        alone = "so each step is launched alone"
+        if self._model.steps_per_execution != 1:
+            return f"steps_per_execution={self._model.steps_per_execution}, {alone}"
+        if self._traced is None or not all(type(leaf) is tf.TensorSpec for leaf in tf.nest.flatten(self._spec)):
+            return f"eager steps, or batches that are not dense tensors, {alone}"
+        if not _are_numbers(self._traced.structured_outputs):
+            return f"a train_step whose logs are not numbers of one floating-point type, {alone}"
+        if type(callbacks) is not keras.callbacks.CallbackList:
+            return f"{type(callbacks).__name__}, which may act between steps, {alone}"
+        for callback in callbacks.callbacks:
+            if _acts_every(callback) is None and (hook := _acting_hook(callback)):
+                return (
+                    f"{type(callback).__name__}.{hook}, which may act between steps, {alone}. If it only reads `logs`, "
+                    "give the callback the attribute acts_every = 0; if it acts after every N-th batch, acts_every = N"
+                )
+        return None
+
+    def _launched(self, iterator: Any, steps: int) -> Iterator[Any]:
+        """Launches so many steps, or one if there are not as many batches alike; returns their logs."""
+        held, stage = self._held, getattr(iterator, "stage", None)
+        take = self._take if stage is None else next
+        while len(held) < steps and not (held and _is_end(held[-1])):
+            try:
+                held.append(take(iterator if stage is None else iterator.elements, END))
+            except Exception as error:  # noqa: BLE001  raised when its turn comes
+                held.append(error)
+        batches = [tf.nest.flatten(batch) for batch in held if not _is_end(batch)]
+        shapes = {tuple(tuple(leaf.shape) for leaf in batch) for batch in batches}
+        program = None
+        if 1 < steps == len(batches) and len(shapes) == 1:
+            program = self._program(steps, held[0], stage)
+        if program is not None:
+            yield from program.launched(batches)
+            held.clear()
+        elif held[0] is END:
+            yield tf.errors.OutOfRangeError(None, None, "End of sequence")
+        elif isinstance(held[0], Exception):
+            yield held.popleft()
+        else:
+            batch = held.popleft()
+            yield self._settled(self._run(batch if stage is None else stage.batch(batch)))
+
+    def _program(self, steps: int, first: Any, stage: Any) -> "_Program | None":
+        """The program of so many steps, None if it cannot be made; `first` is a batch, or what a stage makes it of."""
+        programs = self._programs.setdefault(self._one_step if stage is None else stage, {})
+        kind = steps, None if stage is None else first[0].shape
+        if kind not in programs:
+            try:
+                programs[kind] = _Program(self._traced, self._spec, steps, self.overlap, stage, first)
+            except Exception as error:  # noqa: BLE001  what works alone must not fail together
+                programs[kind] = None
+                self._warn(f"that they cannot be traced together, so each is launched alone: {error}")
+        return programs[kind]
+
+    def _trace(self, spec: Any) -> tuple[Any, bool]:
+        self._programs.clear()
+        return super()._trace(spec)
+
+
+class _Program:
+    """A traced step, run a number of times in one launch.
+
+    Args:
+        step: The step, as TensorFlow traced it.
+        spec: The element spec of its batches.
+        steps: How many steps.
+        overlap: The overlap of its model.
+        stage: The device stage that makes batches in the program, or None.
+        first: What it makes a batch of.
+    """
+
+    def __init__(self, step: Any, spec: Any, steps: int, overlap: Any, stage: Any, first: Any):
+        self._steps, self._overlap = steps, overlap
+        keys = sorted(step.structured_outputs)
+        # The step's own shapes: knowing more, TensorFlow would fold a division by the batch size, and round otherwise.
+        own = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in step.inputs[: len(tf.nest.flatten(spec))]]
+        given = own if stage is None else [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(first)]
+        width = len(given)
+        # Each step's logs. Unlike a TensorArray's, they are there if a later step fails.
+        self._rows = tf.Variable(tf.zeros((steps, len(keys)), step.structured_outputs[keys[0]].dtype), trainable=False)
+        with tf.device("CPU:0"):
+            self._done = tf.Variable(0, dtype=tf.int64, trainable=False)  # steps, of all launches
+        self._done_before = 0
+        self._keys = keys
+
+        if stage is not None:
+            stage.batch(first)  # loads the examples, which a trace cannot
+
+        def batch_of(leaves: Any) -> Any:
+            if stage is not None:
+                leaves = tf.nest.flatten(stage.batch(tf.nest.pack_sequence_as(first, leaves)))
+                leaves = [
+                    tf.compat.v1.placeholder_with_default(leaf, one.shape)
+                    for leaf, one in zip(leaves, own, strict=True)
+                ]
+            return tf.nest.pack_sequence_as(spec, leaves)
+
+        def many(*leaves: Any) -> Any:
+            stacks = [tf.stack(leaves[place::width]) for place in range(width)]
+
+            def once(number: Any) -> Any:
+                logs = step(batch_of([stack[number] for stack in stacks]))
+                row = self._rows[number].assign(tf.stack([logs[key] for key in keys]))
+                with tf.control_dependencies([row]):
+                    self._done.assign_add(1)
+                return number + 1
+
+            # One step after another: each reads what the one before wrote.
+            tf.while_loop(lambda number: number < steps, once, (0,), parallel_iterations=1)
+            return self._rows.read_value()
+
+        program = tf.function(many, autograph=False).get_concrete_function(*given * steps)
+        self._launch = launcher(program) if is_known() else lambda leaves: program(*leaves)
+
+    def launched(self, batches: Sequence[Sequence[Any]]) -> Iterator[Any]:
+        """Launches steps on these batches, as leaves; returns the logs of each. Of one that failed, its exception."""
+        failed: Exception | None = None
+        try:
+            rows = _Rows(self._launch([leaf for batch in batches for leaf in batch]))
+            self._overlap.in_flight.launched(rows.tensor, self._steps)
+            done = self._steps
+        except Exception as error:  # noqa: BLE001  raised when its turn comes
+            rows, failed = _Rows(self._rows.read_value()), error
+            done = int(self._done) - self._done_before
+        self._done_before += done
+        for number in range(done):
+            yield StepLogs(self._keys, rows, number)
+        if failed is not None:
+            yield failed
+
+
+class _Rows:
+    """The logs of a launch's steps, a row each; the first read copies all to the host."""
+
+    def __init__(self, tensor: tf.Tensor):
+        self.tensor = tensor
+        self._read: Any = None
+
+    def __getitem__(self, number: int) -> Any:
+        if self._read is None:
+            self._read = self.tensor.numpy()
+        return self._read[number]
+
+
+class StepLogs(LazyLogs):
+    """`LazyLogs` of one step of a launch.
+
+    Args:
+        keys: The names of its logs.
+        rows: The logs of all its steps.
+        number: Which step it is.
+    """
+
+    __slots__ = ("_number", "_rows")
+
+    def __init__(self, keys: Sequence[str], rows: _Rows, number: int):
+        super().__init__(dict.fromkeys(keys))
+        self._rows, self._number = rows, number
+
+    def read(self) -> "StepLogs":
+        """Converts the values if they are not converted yet, and returns itself."""
+        if self._tensors is not None:
+            self._tensors = dict(zip(self._tensors, self._rows[self._number], strict=True))
+            super().read()
+        return self
+
+
+def _is_end(batch: Any) -> bool:
+    return batch is END or isinstance(batch, Exception)
+
+
+def _are_numbers(logs: Any) -> bool:
+    if (
+        not isinstance(logs, dict)
+        or not logs
+        or not all(isinstance(log, tf.Tensor | tf.TensorSpec) for log in logs.values())
+    ):
+        return False
+    dtypes = {log.dtype for log in logs.values()}
+    return len(dtypes) == 1 and dtypes.pop().is_floating and all(log.shape.rank == 0 for log in logs.values())
+
+
+def _acts_every(callback: keras.callbacks.Callback) -> int | None:
+    """After how many batches a callback says that it acts, 0 for never; None if it does not say."""
+    every = getattr(callback, "acts_every", None)
+    remedy = "Give it 0 if it only reads `logs`, N if it acts after every N-th batch of an epoch."
+    return None if every is None else checks.integer(f"{type(callback).__name__}.acts_every", every, remedy, least=0)
+
+
+def _acting_hook(callback: keras.callbacks.Callback) -> str | None:
+    """The hook by which a callback may act between steps, if it has one."""
+    if type(callback) in _READ_LOGS or (type(callback) in _SAVE and callback.save_freq == "epoch"):
+        return None
+    if type(callback) is keras.callbacks.TensorBoard:
+        by_epoch = callback.update_freq == "epoch" and not callback.write_steps_per_second
+        return None if by_epoch and not callback._start_batch and not callback._stop_batch else "on_train_batch_end"
+    for name in _HOOKS:
+        # A LambdaCallback sets those that it is not given to functions of its own.
+        hook = vars(callback).get(name, getattr(type(callback), name))
+        if (
+            hook is not getattr(keras.callbacks.Callback, name)
+            and hook.__module__ != keras.callbacks.LambdaCallback.__module__
+        ):
+            return name
+    return None
