@@ -24,8 +24,8 @@ from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.checks import file, integer, number
 from tfopt.errors import UnsupportedError
 from tfopt.files import write_atomic
-from tfopt.fit.launching import steps_at_once
 from tfopt.hardware import GpuSample
+from tfopt.model.batches import steps_at_once
 from tfopt.warn import warn_once
 
 if TYPE_CHECKING:  # prometheus-client is an optional extra

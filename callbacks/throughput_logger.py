@@ -27,7 +27,8 @@ from tfopt.callbacks.throughput.input_wait import InputWait, takes_one_batch_per
 from tfopt.callbacks.throughput.model_rate import CountedRate
 from tfopt.callbacks.throughput.step_times import EpochSteps, StepWindow, TimeLeft
 from tfopt.checks import integer, log_folder, number
-from tfopt.fit.launching import overlap_of, steps_ahead, steps_at_once
+from tfopt.fit.launching import overlap_of, steps_ahead
+from tfopt.model.batches import steps_at_once
 from tfopt.warn import warn_once
 
 _CALL_LISTENERS_EVERY_SECONDS = 1.0

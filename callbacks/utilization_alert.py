@@ -22,8 +22,8 @@ from tfopt.causes.alert_causes import Situation, likely_cause
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS, RunningMeans, Sums, Throttling
 from tfopt.checks import number
 from tfopt.errors import unknown_name
-from tfopt.fit.launching import steps_at_once
 from tfopt.hardware import GpuSample
+from tfopt.model.batches import steps_at_once
 from tfopt.model.layers import computing_layers
 from tfopt.warn import warn_once
 

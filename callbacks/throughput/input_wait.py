@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.callbacks.shared.running_fit import running_iterator
-from tfopt.fit.launching import steps_at_once
+from tfopt.model.batches import steps_at_once
 
 _GAPS_KEPT = 100  # by tf.data
 _LONGEST_GAP_SECONDS = 10.0  # tf.data keeps no longer one

@@ -12,9 +12,11 @@ import tfopt
 from tfopt import kernels
 from tfopt.diagnosis import techniques
 from tfopt.fit.launching import overlap_of
+from tfopt.model.batches import steps_at_once
 
 MODELS = [
     techniques.OVERLAP,
+    techniques.LAUNCHES,
     techniques.XLA,
     techniques.NO_XLA,
     techniques.FLASH_ATTENTION,
@@ -41,6 +43,7 @@ def state(model):
         [(path.kernel, path.training, path.inference) for path in kernels.explain(model).layers],
         type(model.optimizer),
         overlap_of(model) is not None,
+        steps_at_once(model),
     )
 
 

@@ -32,6 +32,10 @@ WAITS = Cause(
     "fit waits for each step",
     "Launch steps without waiting: tfopt.fit.overlap(model).",
 )
+LAUNCHED_ALONE = Cause(
+    "steps launched one by one",
+    "Launch several steps at once: tfopt.fit.overlap(model, steps_per_launch=8).",
+)
 SMALL_BATCH = Cause(
     "small batch", "Use a larger batch; tfopt.batch.find(model, dataset) measures which one fits and pays."
 )

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -18,8 +18,9 @@ from tfopt.diagnosis.techniques import Technique
 from tfopt.diagnosis.training import Training
 from tfopt.errors import TfoptError, UnsupportedError, summarize_error
 from tfopt.fit.launching import overlap_of
+from tfopt.fit.many_steps import hook_between_steps
 from tfopt.measure import StepTimes
-from tfopt.model.batches import DEVICE_STAGE, ends_on_device
+from tfopt.model.batches import DEVICE_STAGE, ends_on_device, steps_at_once
 from tfopt.model.layers import computing_layers
 from tfopt.model.state import trace_train_step
 from tfopt.pipelines.device.copying import copy_ahead, is_int32
@@ -216,11 +217,18 @@ def _eager(training: Training) -> Iterator[Candidate]:
 
 
 def _overlap(training: Training) -> Iterator[Candidate | NotTested]:
-    if overlap_of(training.model) is not None:
+    overlapped = overlap_of(training.model) is not None
+    if not overlapped:
+        techniques.OVERLAP.apply(training.model)()  # raises if it cannot be
+        evidence = "The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late."
+        yield _with(training, techniques.OVERLAP, evidence)
+    if steps_at_once(training.model) > 1 or training.model.run_eagerly or tf.config.functions_run_eagerly():
         return
-    techniques.OVERLAP.apply(training.model)()  # raises if it cannot be
-    evidence = "The same training with tfopt.fit.overlap, which launches steps without waiting and reads logs late."
-    yield _with(training, techniques.OVERLAP, evidence)
+    if hook := hook_between_steps(training.callbacks):
+        yield NotTested(catalogue.LAUNCHED_ALONE.name, f"{hook} may act between steps")
+    elif training.model._distribute_strategy is None:
+        launched = _with(training, techniques.LAUNCHES, "The same training with 8 steps in a launch.")
+        yield launched if overlapped else replace(launched, against=catalogue.WAITS.name)
 
 
 def _xla(training: Training) -> Iterator[Candidate | NotTested]:

@@ -60,6 +60,14 @@ def _overlap(model: "keras.Model") -> Callable[[], object]:
     return partial(fit.undo, model)
 
 
+def _launch_several(model: "keras.Model") -> Callable[[], object]:
+    from tfopt.fit.launching import overlap_of
+
+    before = overlap_of(model)
+    fit.overlap(model, steps_per_launch=8)
+    return partial(fit.undo, model) if before is None else partial(fit.overlap, model)
+
+
 def _run_in_a_graph(model: "keras.Model") -> Callable[[], object]:
     import tensorflow as tf
 
@@ -164,6 +172,15 @@ OVERLAP = Technique(
     page="fit",
     apply=_overlap,
 )
+LAUNCHES = Technique(
+    name="launches of several steps",
+    cause=catalogue.LAUNCHED_ALONE,
+    kind="overlap",
+    code="tfopt.fit.overlap(model, steps_per_launch=8)",
+    page="fit",
+    apply=_launch_several,
+)
+"""Includes `OVERLAP`."""
 GRAPH = Technique(
     name="graph",
     cause=catalogue.EAGER,
@@ -182,5 +199,5 @@ def against(cause: str) -> Technique:
     """The technique that takes a cause of this name away on this machine."""
     if cause in (catalogue.FLOAT32.name, catalogue.SIXTEEN_BITS.name):
         return policy(precision.recommend().policy)
-    known = (PREFETCH, OVERLAP, GRAPH, XLA, NO_XLA, FLASH_ATTENTION, FUSED_BATCH_NORM)
+    known = (PREFETCH, OVERLAP, LAUNCHES, GRAPH, XLA, NO_XLA, FLASH_ATTENTION, FUSED_BATCH_NORM)
     return next(one for one in known if one.cause.name == cause)

@@ -13,7 +13,7 @@ from tfopt.diagnosis.arms import FitArm
 from tfopt.diagnosis.candidates import NOW, Candidate, prefetched
 from tfopt.diagnosis.diagnosing import Experiments, as_arguments, experiments
 from tfopt.diagnosis.findings import CauseCost, Diagnosis
-from tfopt.diagnosis.techniques import against
+from tfopt.diagnosis.techniques import LAUNCHES, OVERLAP, against
 from tfopt.errors import unknown_name
 from tfopt.measure import Comparison, compare
 from tfopt.model.undoing import only_looks
@@ -201,6 +201,9 @@ def _chosen(
             refused.append(Refused(cause.name, reason))
         else:
             chosen.append(one)
+    if any(one.technique is LAUNCHES for one in chosen):
+        refused += [Refused(one.name, f"{LAUNCHES.code} includes it") for one in chosen if one.technique is OVERLAP]
+        chosen = [one for one in chosen if one.technique is not OVERLAP]
     refused += [Refused(one.name, one.reason) for one in diagnosis.not_tested]
     return chosen, refused
 

@@ -15,9 +15,7 @@ import tensorflow as tf
 from tfopt.fit.logs import LogDelivery, is_settled
 from tfopt.internals.runtime import OwnedIterator
 from tfopt.internals.sources import find, fingerprint
-
-ATTRIBUTE = "_tfopt_overlap"
-"""Where a model keeps its `Overlap`: in its `__dict__`, since Keras tracks attributes."""
+from tfopt.model.batches import OVERLAP
 
 END = object()
 """What stands for a batch where the data have ended."""
@@ -77,7 +75,7 @@ class Overlap:
     """Steps between updates of the progress bar."""
     in_flight: InFlight
     steps_per_launch: Any = 1
-    """Most training steps in a launch, or what chooses their number (`tfopt.fit.launch_size`)."""
+    """Most training steps in a launch, or the `Trial` that chooses their number."""
     stops: bool = False
     """Whether a callback has asked, within a launch, for the training to stop."""
     deliveries: "weakref.WeakKeyDictionary[keras.callbacks.CallbackList, LogDelivery]" = field(
@@ -87,10 +85,15 @@ class Overlap:
     overrides: dict[str, Any] = field(default_factory=dict)
     """Methods put into the model's `__dict__`, by name."""
 
+    @property
+    def most_steps(self) -> int:
+        """Most training steps in a launch."""
+        return int(getattr(self.steps_per_launch, "most", self.steps_per_launch))
+
 
 def overlap_of(model: Any) -> Overlap | None:
     """Returns the overlap of a model, or None if it has none."""
-    return getattr(model, "__dict__", {}).get(ATTRIBUTE)
+    return getattr(model, "__dict__", {}).get(OVERLAP)
 
 
 def overlapped_step(model: Any, name: str = "train_function") -> "OverlappedStep | None":
@@ -108,13 +111,6 @@ def steps_ahead(model: Any) -> int:
     """
     step = None if overlap_of(model) is None else overlapped_step(model)
     return 0 if step is None else step.ahead
-
-
-def steps_at_once(model: Any) -> int:
-    """How many steps Keras, or a launch, runs at once at most."""
-    overlap = overlap_of(model)
-    launched = 1 if overlap is None else overlap.steps_per_launch
-    return max(getattr(model, "steps_per_execution", 1), launched if isinstance(launched, int) else launched.most)
 
 
 class OverlappedStep:

@@ -7,7 +7,7 @@ callback that might act between two steps makes it one step a launch.
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -90,12 +90,11 @@ class ManySteps(OverlappedStep):
             return f"a train_step whose logs are not numbers of one floating-point type, {alone}"
         if type(callbacks) is not keras.callbacks.CallbackList:
             return f"{type(callbacks).__name__}, which may act between steps, {alone}"
-        for callback in callbacks.callbacks:
-            if _acts_every(callback) is None and (hook := _acting_hook(callback)):
-                return (
-                    f"{type(callback).__name__}.{hook}, which may act between steps, {alone}. If it only reads `logs`, "
-                    "give the callback the attribute acts_every = 0; if it acts after every N-th batch, acts_every = N"
-                )
+        if hook := hook_between_steps(callbacks.callbacks):
+            return (
+                f"{hook}, which may act between steps, {alone}. If it only reads `logs`, give the callback the "
+                "attribute acts_every = 0; if it acts after every N-th batch, acts_every = N"
+            )
         return None
 
     def _launched(self, iterator: Any, steps: int) -> Iterator[Any]:
@@ -268,6 +267,14 @@ def _acts_every(callback: keras.callbacks.Callback) -> int | None:
     every = getattr(callback, "acts_every", None)
     remedy = "Give it 0 if it only reads `logs`, N if it acts after every N-th batch of an epoch."
     return None if every is None else checks.integer(f"{type(callback).__name__}.acts_every", every, remedy, least=0)
+
+
+def hook_between_steps(callbacks: Iterable[keras.callbacks.Callback]) -> str | None:
+    """The first hook by which one of these callbacks may act between steps, with its class; None if none has any."""
+    for callback in callbacks:
+        if _acts_every(callback) is None and (hook := _acting_hook(callback)):
+            return f"{type(callback).__name__}.{hook}"
+    return None
 
 
 def _acting_hook(callback: keras.callbacks.Callback) -> str | None:

@@ -15,14 +15,14 @@ from keras.callbacks import CallbackList
 
 from tfopt import checks
 from tfopt.errors import DeviceMemoryError, UnsupportedError
-from tfopt.fit.launching import ATTRIBUTE, InFlight, Overlap, OverlappedStep, overlap_of, overlapped_step
+from tfopt.fit.launching import InFlight, Overlap, OverlappedStep, overlap_of, overlapped_step
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
 from tfopt.fit.many_steps import ManySteps
 from tfopt.fit.trial import Trial
 from tfopt.internals.fit_door import open_door
 from tfopt.internals.patches import patched
 from tfopt.internals.training import has_keras_own
-from tfopt.model.batches import ends_on_device
+from tfopt.model.batches import OVERLAP, ends_on_device
 from tfopt.model.layers import require_model
 from tfopt.pipelines.device.copying import CopiedAhead, IntegersOnHost, copy_ahead, is_int32
 from tfopt.pipelines.device.device_stage import NotAttached, stage_of
@@ -130,7 +130,7 @@ def undo(model: keras.Model) -> None:
     state = overlap_of(model)
     if state is None:
         return
-    del model.__dict__[ATTRIBUTE]
+    del model.__dict__[OVERLAP]
     for name, override in state.overrides.items():
         if model.__dict__.get(name) is override:  # the user may have set a function since
             del model.__dict__[name]
@@ -168,7 +168,7 @@ def _attach(model: keras.Model, state: Overlap) -> None:
         return kind.predict(model, *given, **named)
 
     state.overrides = dict(zip(_OVERRIDES, (_make_function, _maybe_symbolic_build, predict), strict=True))
-    model.__dict__.update(state.overrides, **{ATTRIBUTE: state})
+    model.__dict__.update(state.overrides, **{OVERLAP: state})
     _overlapped.add(model)
 
 

@@ -40,10 +40,10 @@ class Trial:
         if self.chosen is not None or running.callbacks is None:
             return self.chosen or 1
         steps = running.callbacks.params.get("steps")
-        if not self._turns:
-            self._size = _SIZE if steps is None else min(_SIZES, key=lambda size: (steps % size, -size))
-        if steps is not None and steps < 2 * self._size:
+        if steps is not None and steps < 2 * min(_SIZES):
             return 1
+        if not self._turns and steps is not None:
+            self._size = min((size for size in _SIZES if 2 * size <= steps), key=lambda size: steps % size)
         step, here = first_step(running.epochs), time.perf_counter()
         if step != self._expected:  # a new epoch, or fewer steps than wanted were launched
             self._began = (step, here, in_flight.waited)

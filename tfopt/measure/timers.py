@@ -11,7 +11,16 @@ import tensorflow as tf
 from tfopt import checks
 from tfopt.errors import TfoptError
 from tfopt.measure.times import StepTimes
-from tfopt.model.batches import Data, as_dataset, batch_size, first_batch, is_endless, on_device, repeated
+from tfopt.model.batches import (
+    Data,
+    as_dataset,
+    batch_size,
+    first_batch,
+    is_endless,
+    on_device,
+    repeated,
+    steps_at_once,
+)
 from tfopt.model.batches import one_batch as one_batch
 from tfopt.model.layers import graph_operations, require_optimizer
 from tfopt.model.state import StatePreserver, trace_train_step
@@ -237,9 +246,10 @@ class FitTimer:
     def __call__(self, steps: int = 50, *, warmup: int = _WARMUP, samples: int = _SAMPLES) -> StepTimes:
         """Measures once and leaves the model unchanged; arguments as for `StepTimer`.
 
-        With `steps_per_execution` above one, warm-up and samples are rounded up to whole executions.
+        With `steps_per_execution` above one, or launches of several steps, warm-up and samples are rounded up to whole
+        ones.
         """
-        block, samples, once = _block(steps, warmup, samples), min(steps, samples), self._model.steps_per_execution
+        block, samples, once = _block(steps, warmup, samples), min(steps, samples), steps_at_once(self._model)
         block, begin = _rounded_up(block, once), once + _rounded_up(warmup, once)
         marks = _Marks({once, *range(begin, begin + block * samples + 1, block)})
         with self._state.preserved():
@@ -267,7 +277,7 @@ class FitTimer:
             )
         if self.train_function is None:
             self.train_function = self._model.train_function
-            self._first_step_seconds = marks.passed[self._model.steps_per_execution] - marks.started
+            self._first_step_seconds = marks.passed[steps_at_once(self._model)] - marks.started
 
     def _is_endless(self) -> bool:
         """Whether the dataset is endless; one that ends must divide into whole executions."""

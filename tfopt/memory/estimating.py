@@ -17,7 +17,7 @@ from tfopt.files import write_atomic
 from tfopt.memory.compiled_buffers import peak_of_compiled
 from tfopt.memory.graph_peak import peak_of_graph
 from tfopt.memory.peak import Peak, Phases, layer_of, scopes_recorded
-from tfopt.model.batches import specs_of
+from tfopt.model.batches import specs_of, steps_per_launch
 from tfopt.model.layers import require_compiled
 from tfopt.model.state import optimizer_names, optimizers_of, trace_train_step
 from tfopt.model.undoing import only_looks
@@ -54,7 +54,7 @@ class MemoryEstimate(Shown):
     optimizer_mib: float
     """The optimizer's variables: moments, accumulated gradients."""
     batch_mib: float
-    """The batch, once; a pipeline that prefetches to the device holds more of them there."""
+    """The batch, once, or what a launch of several steps holds; a pipeline that prefetches to the device holds more."""
     activations_mib: float
     """What the forward pass keeps for the backward pass, 16-bit copies of weights included."""
     gradients_mib: float
@@ -220,6 +220,12 @@ def estimate(model: keras.Model, batch: Any) -> MemoryEstimate:
     return _estimate(model, _specs(batch))
 
 
+def _batches_held(model: keras.Model) -> int:
+    """A launch of several steps holds their batches, the same in one tensor, and the one that it is at."""
+    steps = steps_per_launch(model)
+    return 1 if steps == 1 else 2 * steps + 1
+
+
 def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
     with scopes_recorded(model) as scopes:
         step, graph = _traced(model, specs)
@@ -240,7 +246,7 @@ def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
     return MemoryEstimate(
         weights_mib=size_mib(one for key, one in variables.items() if key not in slots),
         optimizer_mib=size_mib(slots.values()),
-        batch_mib=size_mib(flat),
+        batch_mib=_batches_held(model) * size_mib(flat),
         activations_mib=activations,
         gradients_mib=gradients,
         workspace_mib=peak.total / _MIB + size_mib(captured) - activations - gradients,

@@ -20,6 +20,8 @@ _LARGE_BATCH = 4096  # examples; more are probably a data set that was meant
 # which its next iteration reads.
 DEVICE_STAGE = "_tfopt_device_stage"
 PLACE = "_tfopt_place"
+OVERLAP = "_tfopt_overlap"
+"""The attribute of a model, set by tfopt.fit, in which its overlap is kept: in `__dict__`, as Keras tracks others."""
 
 
 def one_batch(data: Data) -> Any:
@@ -183,6 +185,17 @@ def repeated(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def is_endless(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset is known never to end."""
     return int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def steps_per_launch(model: keras.Model) -> int:
+    """Most training steps that `fit` launches at once (`tfopt.fit.overlap`)."""
+    overlap = getattr(model, "__dict__", {}).get(OVERLAP)
+    return 1 if overlap is None else int(overlap.most_steps)
+
+
+def steps_at_once(model: keras.Model) -> int:
+    """Most training steps that end at once: of an execution (`steps_per_execution`), or of a launch."""
+    return max(getattr(model, "steps_per_execution", 1), steps_per_launch(model))
 
 
 def ends_on_device(dataset: Any) -> bool:
