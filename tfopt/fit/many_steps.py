@@ -33,6 +33,7 @@ class ManySteps(OverlappedStep):
         self._of: Callable[[], Any] = lambda: None  # the iterator that the following belong to
         self._held: deque[Any] = deque()  # batches taken and not launched; END or an exception comes last
         self._ready: deque[Any] = deque()  # logs of steps launched and not returned; an exception comes last
+        self._compiled: set[Any] = set()  # shapes that a step has run with alone, where `tfopt.xla.watch` sees it
         # By what makes the batches: a device stage, which holds the examples, is freed with its dataset.
         self._programs: weakref.WeakKeyDictionary[Any, dict[Any, _Program | None]] = weakref.WeakKeyDictionary()
 
@@ -109,7 +110,9 @@ class ManySteps(OverlappedStep):
         batches = [tf.nest.flatten(batch) for batch in held if not _is_end(batch)]
         shapes = {tuple(tuple(leaf.shape) for leaf in batch) for batch in batches}
         program = None
-        if 1 < steps == len(batches) and len(shapes) == 1:
+        is_new = self._model.jit_compile and not shapes <= self._compiled
+        self._compiled |= shapes
+        if 1 < steps == len(batches) and len(shapes) == 1 and not is_new:
             program = self._program(steps, held[0], stage)
         if program is not None:
             yield from program.launched(batches)
@@ -136,6 +139,7 @@ class ManySteps(OverlappedStep):
 
     def _trace(self, spec: Any) -> tuple[Any, bool]:
         self._programs.clear()
+        self._compiled.clear()
         return super()._trace(spec)
 
 
