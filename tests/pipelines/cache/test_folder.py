@@ -11,10 +11,12 @@ from tfopt.pipelines.cache.folder import (
     ROWS,
     TABLE,
     Lock,
+    Reader,
     Writer,
     default_folder,
     free_bytes,
     make_room,
+    read_index,
     whole_caches,
 )
 from tfopt.pipelines.shared.paths import kept_of_images
@@ -151,6 +153,22 @@ def test_a_lock_keeps_others_out_until_it_is_released(tmp_path):
     first.release()
     first.release()
     assert Lock.take(tmp_path, key("a")) is not None
+
+
+def test_rows_that_are_written_again_count_once(tmp_path):
+    """In one call and in several, as a mixture reads a small part."""
+    writer = Writer(tmp_path, key("a"), 5)
+    for positions in ([3, 1, 3], [1, 0], [4, 4, 3]):
+        rows = np.array([[position] * 2 for position in positions], np.uint8)
+        writer.write(np.array(positions), rows, np.zeros((len(positions), 8), np.uint8))
+    assert writer.count == 4
+    writer.write(np.array([2]), np.array([[2, 2]], np.uint8), np.ones((1, 8), np.uint8))
+    assert writer.count == 5
+    writer.publish("a test")
+    reader = Reader(tmp_path / key("a"), read_index(tmp_path / key("a")))
+    rows, sums = reader.read(2, np.arange(5))
+    assert rows.tolist() == [[position] * 2 for position in range(5)]
+    assert sums[:, 0].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):

@@ -8,7 +8,7 @@ from quick import first_quick
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.as_source import arrays
 from tfopt.pipelines.shared.epochs import Draw, Epoch, Position
-from tfopt.pipelines.shared.seeding import permutation
+from tfopt.pipelines.shared.seeding import in_batches, permutation, sequence
 
 COUNT = 50
 KEY = Epoch.first(3).key("files")
@@ -21,6 +21,20 @@ ROWS = {
 
 def numbers_of(batches):
     return [int(number) for batch in batches for number in np.ravel(batch)]
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 10, 50, 60])
+@pytest.mark.parametrize("make", [sequence, lambda count: permutation(count, KEY)])
+def test_numbers_come_in_the_batches_of_batch(make, size, full):
+    for numbers in (make(COUNT), make(COUNT).prefetch(1)):  # the second one is batched number by number
+        batches = in_batches(numbers, size, full=full)
+        plain = make(COUNT).batch(size, drop_remainder=full)
+        assert batches.element_spec == plain.element_spec
+        assert len(batches) == len(plain)
+        for _ in range(2):
+            for ours, theirs in zip(batches, plain, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 def test_draws_follow_from_the_seed_the_epoch_and_the_part_alone():

@@ -128,3 +128,14 @@ def test_a_second_writer_is_refused_and_disturbs_nothing(tmp_path, holder):
     holder.communicate()
     assert os.listdir(tmp_path) == ["data"]
     assert os.listdir(tmp_path / "data") == ["half"]
+
+
+@pytest.mark.slow
+def test_what_a_killed_writer_left_is_removed(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    assert os.listdir(tmp_path) == [".data.writing"]
+    (tmp_path / ".data.writing" / "folder").mkdir()
+    write(tmp_path / "data")
+    assert os.listdir(tmp_path) == ["data"]
+    assert os.listdir(tmp_path / "data") == ["file"]
