@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tfopt.callbacks import TrainingCheckpoint
 from tfopt.errors import PipelineError, UnsupportedError
-from tfopt.pipelines import build_pipeline, mix, per_batch, plan_pipeline, profile_pipeline
+from tfopt.pipelines import build_pipeline, mix, plan_pipeline, profile_pipeline
 from tfopt.pipelines.shared.epochs import Position
 from tfopt.pipelines.stages.balance import Balance, Class
 
@@ -225,14 +225,3 @@ def test_mixtures_and_loaders_are_refused():
         mix([(plan, 1), (ROWS, 1)], batch_size=10)
     with pytest.raises(UnsupportedError, match="Expected no 'balance'"):
         plan_pipeline(lambda: iter([ROWS]), balance="classes")
-
-
-def test_functions_of_batches_see_balanced_ones():
-    seen = build_pipeline(
-        ROWS,
-        batch_size=9,
-        balance="classes",
-        augment=per_batch(lambda x, y: (x, tf.math.bincount(y))),
-        remainder="drop",
-    )
-    assert all(counts.tolist() == [3, 3, 3] for _, counts in epochs(seen)[0])

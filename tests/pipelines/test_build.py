@@ -3,8 +3,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from iterations import noting
 from quick import first_quick
 
 from tfopt.pipelines import Source, build_pipeline, plan_pipeline
@@ -30,46 +29,8 @@ def rows(dataset):
     return [int(row) for batch in dataset for row in batch]
 
 
-def from_dataset(count):
-    return tf.data.Dataset.range(count)
-
-
-def from_unknown(count):
-    return tf.data.Dataset.range(count).filter(lambda row: row >= 0)
-
-
 def from_keys(count):
     return Source(name="keys", dataset=lambda: tf.data.Dataset.range(count), decode=lambda key: key)
-
-
-SOURCES = [np.arange, from_dataset, from_unknown, from_keys]
-
-
-@pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    make=st.sampled_from(SOURCES),
-    count=st.integers(1, 30),
-    batch_size=st.integers(1, 12),
-    seed=st.none() | st.integers(0, 3),
-    options=st.fixed_dictionaries(
-        {
-            "training": st.booleans(),
-            "transform": st.sampled_from([None, double]),
-            "augment": st.sampled_from([None, negate]),
-            "cache": st.sampled_from(["auto", "memory", None]),
-            "prefetch": st.sampled_from(["auto", 0, 2]),
-        }
-    ),
-)
-def test_every_element_exactly_once_an_epoch(make, count, batch_size, seed, options):
-    dataset = build_pipeline(make(count), batch_size=batch_size, remainder="keep", seed=seed, **options)
-    factor = (2 if options["transform"] else 1) * (-1 if options["augment"] else 1)
-    for _ in range(2):
-        found = rows(dataset)
-        assert sorted(found, key=abs) == [factor * row for row in range(count)]
-        if not options["training"]:
-            assert found == [factor * row for row in range(count)]
 
 
 @pytest.mark.parametrize("make", first_quick([np.arange, from_keys]))
@@ -105,19 +66,6 @@ def test_gathered_batches_are_those_of_the_ordinary_way():
             tf.nest.map_structure(np.testing.assert_array_equal, gathered, mapped)
 
 
-def counted(calls):
-    def transform(row):
-        def note(value):
-            calls.append(int(value))
-            return value
-
-        result = tf.py_function(note, [row], tf.int64)
-        result.set_shape(())
-        return result
-
-    return transform
-
-
 @pytest.mark.parametrize("prefetch", ["auto", 0])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("remainder", "batch_size"), [("drop", 8), ("keep", 8), ("keep", 10)])
@@ -126,7 +74,7 @@ def test_a_cached_transform_runs_once_even_where_the_end_is_never_asked_for(pref
     dataset = build_pipeline(
         ROWS,
         batch_size=batch_size,
-        transform=counted(calls),
+        transform=noting(calls),
         cache="memory",
         shuffle=shuffle,
         remainder=remainder,
@@ -146,7 +94,7 @@ def test_a_cached_transform_runs_once_even_where_the_end_is_never_asked_for(pref
 
 def test_without_a_cache_the_transform_runs_in_every_epoch():
     calls = []
-    dataset = build_pipeline(ROWS, batch_size=10, transform=counted(calls), cache=None, training=False)
+    dataset = build_pipeline(ROWS, batch_size=10, transform=noting(calls), cache=None, training=False)
     calls.clear()
     assert rows(dataset) == rows(dataset) == list(range(50))
     assert sorted(calls) == sorted([*range(50), *range(50)])

@@ -1,11 +1,18 @@
-"""The snippets of docs/pipelines.md run as they stand, one after the other."""
+"""The snippets of the documentation run as they stand, one after the other, and print what it says."""
+
+import re
 
 import pytest
-from snippets import run_snippets
+from snippets import ROOT, run_snippets
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-def test_the_snippets_run(tmp_path, picture):
+def page(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_pipelines(tmp_path, picture):
     for number in range(9):
         picture(tmp_path / "photos" / "train" / "abc"[number % 3] / f"{number}.png")
     printed = run_snippets("pipelines.md", tmp_path)
@@ -19,3 +26,19 @@ def test_the_snippets_run(tmp_path, picture):
         "NumPy",
     ):
         assert shown in printed
+
+
+def test_profiling(tmp_path):
+    printed = run_snippets("profiling.md", tmp_path)
+    assert printed.splitlines()[-1] == "transform"
+    for column in ("ms/example", "at once", "busy", "without it"):
+        assert f"`{column}`" in page("profiling.md")
+        assert column in printed
+
+
+def test_text(tmp_path):
+    printed = run_snippets("text.md", tmp_path)
+    comments = re.findall(r"print\(.*\)  # (.*)", page("text.md"))
+    assert len(comments) == 7
+    for comment in comments:
+        assert comment in printed

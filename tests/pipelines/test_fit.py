@@ -90,18 +90,6 @@ def test_fit_computes_what_keras_computes_on_the_same_batches(options):
     assert in_order is not options.get("shuffle", True)
 
 
-@pytest.mark.parametrize("options", first_quick([{"transform": shift, "augment": jitter}], 0) + campaign([{}]))
-def test_fit_under_a_seed_is_the_same_again(options):
-    def trained():
-        model = small_net()
-        with summed_in_one_order():
-            model.fit(build_pipeline(batch(50), batch_size=16, seed=5, **options), epochs=2, verbose=0)
-        return state(model)
-
-    for (name, found), (_, expected) in zip(trained(), trained(), strict=True):
-        np.testing.assert_array_equal(found, expected, err_msg=name)
-
-
 @pytest.mark.slow
 def test_evaluate_and_predict_see_every_example_in_order():
     images, labels = batch(50)
@@ -109,14 +97,6 @@ def test_evaluate_and_predict_see_every_example_in_order():
     dataset = build_pipeline((images, labels), batch_size=16, training=False)
     np.testing.assert_array_equal(model.predict(dataset, verbose=0), model.predict(images, batch_size=16, verbose=0))
     assert model.evaluate(dataset, verbose=0) == model.evaluate(images, labels, batch_size=16, verbose=0)
-
-
-@pytest.mark.slow
-def test_the_optimizer_counts_the_steps_that_were_taken():
-    model = small_net()
-    dataset = build_pipeline(batch(50), batch_size=16)
-    model.fit(dataset, epochs=4, verbose=0)
-    assert int(model.optimizer.iterations) == 4 * len(dataset) == 12
 
 
 # Warnings are errors: what says nothing passes.

@@ -1,51 +1,40 @@
 """What a plan says that its pipeline takes in memory is what it takes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from python_child import run_python
 from quick import campaign, first_quick
 
-ROOT = Path(__file__).parents[2]
-EPOCH = """
+COMMON = """
 import sys
 import numpy as np, tensorflow as tf
-from tfopt.pipelines import plan_pipeline
-from tfopt.pipelines.stages import batch_stages, order_stages
+from tfopt.pipelines import build_pipeline, plan_pipeline
 
-order_stages.SHUFFLE_MIB, batch_stages.AHEAD_MIB = 128, 64
 def large(row):
     return tf.fill((512, 1024), row)  # 2 MiB
 
-def peak_mib():  # not ru_maxrss, which a process inherits from the one that started it
-    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+def mib(kind):
+    (line,) = [line for line in open("/proc/self/status") if line.startswith(kind)]
     return int(line.split()[1]) / 1024
 
+PEAK = "VmHWM"  # not ru_maxrss, which a process inherits from the one that started it
+OWN = "RssAnon"  # without mapped files
+"""
+EPOCH = """
+from tfopt.pipelines.stages import batch_stages, order_stages
+
+order_stages.SHUFFLE_MIB, batch_stages.AHEAD_MIB = 128, 64
 plan = plan_pipeline(np.arange(400, dtype="float32"), batch_size=4, transform=large, **eval(sys.argv[1]))
 for warm in plan_pipeline(np.arange(40, dtype="float32"), batch_size=4, transform=large, cache=None).build():
     pass
-before = peak_mib()
+before = mib(PEAK)
 dataset = plan.build()
 for epoch in range(2):
     for batch in dataset:
         pass
-print(plan.to_dict()["memory_mib"], peak_mib() - before)
+print(plan.to_dict()["memory_mib"], mib(PEAK) - before)
 """
-
-
 LOAD = """
-import numpy as np, tensorflow as tf
-from tfopt.pipelines import build_pipeline
 from tfopt.pipelines.device.device_stage import stage_of
-
-def large(row):
-    return tf.fill((512, 1024), row)  # 2 MiB
-
-def peak_mib():
-    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
 
 def load(count):
     numbers = np.arange(count, dtype="float32")
@@ -53,44 +42,31 @@ def load(count):
     assert [float(stage.batch(element)[0, 0, 0]) for element in stage.elements] == list(range(0, count, 4))
 
 load(20)
-before = peak_mib()
+before = mib(PEAK)
 load(400)
-print(peak_mib() - before)
+print(mib(PEAK) - before)
 """
-
-
 ROWS = """
-import sys
-import numpy as np
-from tfopt.pipelines import build_pipeline
 from tfopt.pipelines.as_source import as_source
-
-def own_mib():  # without the mapped file
-    (line,) = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]
-    return int(line.split()[1]) / 1024
 
 np.save("rows.npy", np.ones((100_000, 1000), "float32"))
 source = as_source(np.load("rows.npy") if sys.argv[1] == "arrays" else "rows.npy")
-before = own_mib()
+before = mib(OWN)
 held = []
 for options in ({}, {"augment": lambda row: 2 * row}):
     dataset = build_pipeline(source, batch_size=10, prefetch=2, **options)
     held += [iter(dataset) for _ in range(2)]
     for iterator in held:
         next(iterator)
-print(own_mib() - before)
+print(mib(OWN) - before)
 """
 
 
 def run(code, tmp_path, *arguments):
     """Returns the numbers that some code prints in a process of its own."""
     # Freed blocks of 1 MB go back to the system at once; malloc would keep some, where TensorFlow runs without oneDNN.
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-    environ = os.environ | malloc | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", code, *arguments]
-    result = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return map(float, result.stdout.split())
+    printed = run_python(COMMON + code, *arguments, cwd=tmp_path, MALLOC_MMAP_THRESHOLD_="1000000")
+    return map(float, printed.split())
 
 
 @pytest.mark.slow

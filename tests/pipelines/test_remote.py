@@ -2,7 +2,6 @@
 
 import errno
 import os
-import random
 import re
 import shutil
 import signal
@@ -20,11 +19,9 @@ import pytest
 from file_server import serving
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFile
-from quick import campaign
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import (
-    arrays,
     build_pipeline,
     fetch,
     hdf5,
@@ -34,7 +31,6 @@ from tfopt.pipelines import (
     records,
     remote,
     table,
-    write_records,
 )
 
 
@@ -295,28 +291,6 @@ def test_processes_share_one_copy(server, tmp_path):
     assert len(set(results)) == 1
     assert contents(results[0]) == contents(server.folder)
     assert gets(server)["/a-0"] == 1
-
-
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), *campaign(range(2, 30))])
-def test_a_server_that_fails_at_random(server, tmp_path, seed):
-    """A third of all requests fails, but each fourth of a file: nothing is lost or comes twice, through a pipeline."""
-    folder = server.folder / "records"
-    numbers = np.arange(500)
-    write_records(arrays(numbers), folder, shards=5)
-    draw = random.Random(seed)
-    kinds = [500, "truncates", "shortens", 503]
-    asked = Counter()
-
-    def fault(request):
-        asked[request.path] += 1
-        return draw.choice(kinds) if asked[request.path] % 4 and draw.random() < 0.33 else None
-
-    server.faults = fault
-    copy = fetch(server.url + "records/", tmp_path / "copies")
-    batches = list(build_pipeline(copy, batch_size=50, seed=1))
-    assert sorted(np.concatenate(batches).tolist()) == numbers.tolist()
-    original = build_pipeline(folder, batch_size=50, seed=1)
-    assert [batch.numpy().tolist() for batch in original] == [batch.numpy().tolist() for batch in batches]
 
 
 FETCHES = """

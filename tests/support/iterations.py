@@ -1,4 +1,4 @@
-"""What a dataset yields from a position on, found by reading all that comes before."""
+"""What iterations of a dataset yield, and which stages run for them."""
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,27 @@ def three_epochs(dataset):
 
 
 def read_from(dataset, epoch, batch):
-    """The same of a new dataset from a position on."""
+    """The same of a new dataset from a position on, found by reading all that comes before."""
     for _ in range(epoch):
         assert contents(dataset)
     first, *later = three_epochs(dataset)
     return [first[batch:], *later]
+
+
+def stages_run(dataset):
+    """The names of TensorFlow's stages behind a first batch."""
+    iterator = iter(dataset)
+    next(iterator)
+    model = tf.data.experimental.get_model_proto(iterator)
+    return {node.name for node in model.nodes.values()}
+
+
+def noting(calls):
+    """A function of an integer that returns it, and notes what it is called with."""
+
+    def note(number):
+        same = tf.numpy_function(lambda value: calls.append(int(value)) or value, [number], tf.int64)
+        same.set_shape(())
+        return same
+
+    return note

@@ -4,9 +4,7 @@ import io
 import json
 import os
 import re
-import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,7 +25,6 @@ from tfopt.pipelines import (
     verify_images,
     write_records,
 )
-from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.sources import image_files
 
 PLAIN = {"batch_size": 4, "training": False, "cache": None}
@@ -127,18 +124,6 @@ def test_an_image_spoilt_after_the_plan_is_named_in_the_epoch(many, crop):
             list(dataset)
 
 
-def test_mixed_formats_cut_after_the_plan_are_named_too(many):
-    (many / "a" / "01.jpg").write_bytes(encoded(2, "PNG"))
-    dataset = build_pipeline(many, **PLAIN)
-    for path in (many / "a" / "01.jpg", many / "b" / "77.jpg"):
-        whole = path.read_bytes()
-        for contents in (whole[:-100], b""):
-            path.write_bytes(contents)
-            with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(str(path))):
-                list(dataset)
-        path.write_bytes(whole)
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("cache", [None, "memory", "disk"])
 def test_skipped_images_are_left_out_counted_and_named(damaged, tmp_path, cache, shuffle):
@@ -157,34 +142,6 @@ def test_skipped_images_are_left_out_counted_and_named(damaged, tmp_path, cache,
         assert shuffle or found == WHOLE
 
 
-def test_a_cut_image_is_skipped_whatever_its_windows(many):
-    """A window above the cut would decode: the example would come and go by chance."""
-    cut(many / "a" / "01.jpg", 0.9)
-    dataset = skipping(many, batch_size=79, crop=RandomCrop(4), cache=None)[0].build()
-    for _ in range(3):
-        assert [len(labels) for _, labels in dataset] == [79]
-
-
-@pytest.mark.slow
-def test_what_is_skipped_is_part_of_a_caches_key(many, tmp_path):
-    options = {"batch_size": 4, "training": False, "cache": str(tmp_path / "caches"), "on_bad_file": "skip"}
-    path = many / "a" / "01.jpg"
-    whole = path.read_bytes()
-    keys, found = [], []
-    for contents in (whole, whole[:500], whole):
-        path.write_bytes(contents)
-        os.utime(path, ns=(10**9, 10**9 * len(contents)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            plan = plan_pipeline(many, **options)
-        keys.append(plan.to_dict()["cache_key"])
-        dataset = plan.build()
-        found.append([numbers(dataset), numbers(dataset)])
-    assert keys[0] == keys[2] != keys[1]
-    everything, left = list(range(80)), [number for number in range(80) if number != 1]
-    assert found == [[everything] * 2, [left] * 2, [everything] * 2]
-
-
 def test_the_key_names_the_files_that_are_left(many, tmp_path):
     keys = set()
     for number in (1, 2):  # neither is sampled, and both have the same label
@@ -194,16 +151,6 @@ def test_the_key_names_the_files_that_are_left(many, tmp_path):
         keys.add(skipping(many, training=False, cache=str(tmp_path / "caches"))[0].to_dict()["cache_key"])
         path.write_bytes(whole)
     assert len(keys) == 2
-
-
-@pytest.mark.slow
-def test_skipped_images_fit_on_the_device_and_under_keras(damaged):
-    stage = stage_of(skipping(damaged, batch_size=11, cache="device", training=False)[0].build())
-    assert numbers(stage.batch(element) for element in stage.elements) == WHOLE
-    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(skipping(damaged, batch_size=11)[0].build(), epochs=2, shuffle=False, verbose=0)
-    assert int(model.optimizer.iterations) == 14
 
 
 def test_what_is_left_is_divided_and_written(damaged, tmp_path):
@@ -246,10 +193,6 @@ def test_verify_images_reports_every_file(damaged):
     ]
     assert report.to_dict()["problems"][0]["file"].endswith("01.jpg")
     assert str(report).startswith("81 images: 5 problems\n  cut: ")
-
-
-def test_verify_images_says_that_all_decode(one):
-    assert str(verify_images(one("y.png", encoded(100, "PNG")).parents[1])) == "1 image: every one decodes"
 
 
 @pytest.fixture

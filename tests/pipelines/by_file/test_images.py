@@ -28,13 +28,6 @@ def test_classes_are_the_subfolders_in_order(photos):
     assert shades(dataset) == [(index, index // 4) for index in range(12)]
 
 
-@pytest.mark.parametrize("cache", [None, "memory"])
-def test_each_image_once_an_epoch(photos, cache):
-    dataset = build_pipeline(photos, batch_size=4, cache=cache)
-    for _ in range(3):
-        assert sorted(shades(dataset)) == [(index, index // 4) for index in range(12)]
-
-
 def by_position(source, positions):
     return [(path.numpy(), int(label)) for path, label in source.at(tf.data.Dataset.from_tensor_slices(positions))]
 
@@ -50,24 +43,6 @@ def test_paths_are_read_by_their_positions(photos, monkeypatch, chunk):
         assert by_position(some, np.array([1, 1, 0])) == [raw[1], raw[1], raw[0]]
     with pytest.raises(tf.errors.InvalidArgumentError):
         by_position(source, np.array([12]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [None, 3])
-def test_an_epoch_is_one_permutation_of_the_files(photos, seed):
-    def epochs():
-        dataset = build_pipeline(photos, batch_size=3, cache=None, seed=seed)
-        return [shades(dataset) for _ in range(3)]
-
-    assert "permutation of all" in plan_pipeline(photos, batch_size=3, cache=None, seed=seed).stage("shuffle").reason
-    first, again = epochs(), epochs()
-    whole = [(index, index // 4) for index in range(12)]
-    assert [sorted(epoch) for epoch in first + again] == [whole] * 6
-    assert first[0] != first[1]
-    assert (first == again) is (seed is not None)
-    for number in (0, 1):
-        part = build_pipeline(images(photos).part(number, 2), batch_size=3, cache=None, seed=seed)
-        assert sorted(shades(part)) == whole[number::2]
 
 
 def test_files_in_subfolders_belong_to_the_class_and_hidden_ones_to_none(photos, picture):
@@ -170,13 +145,6 @@ def test_what_changed_since_or_was_not_sampled_is_named_in_the_epoch(many, pictu
 def test_the_sample_is_spread_over_the_files(many, picture):
     odd = picture(many / "a" / "69.png", size=(7, 9))
     refused(many, odd, "(7, 9, 3)")
-
-
-def test_paths_are_shuffled_rather_than_images_where_nothing_is_cached(photos):
-    plan = plan_pipeline(photos, batch_size=2, cache=None)
-    names = [stage.name for stage in plan.stages]
-    assert names.index("shuffle") < names.index("decode")
-    assert plan.to_dict()["shuffle_buffer"] == 12
 
 
 def test_a_link_to_nothing_is_a_bad_file(photos, tmp_path, picture):

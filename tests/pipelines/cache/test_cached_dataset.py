@@ -1,14 +1,10 @@
 """Examples of every kind through rows, and through the dataset of a cache."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from quick import first_quick
 
 from tfopt.pipelines.cache.cached_dataset import Cached
-from tfopt.pipelines.cache.folder import read_index
 from tfopt.pipelines.cache.rows import Rows
 from tfopt.pipelines.cache.store import Store
 
@@ -67,32 +63,6 @@ def test_every_kind_of_example_comes_back_from_its_row(parts):
 def test_an_unknown_rank_is_refused():
     with pytest.raises(ValueError, match="Expected tensors of known rank"):
         Rows(tf.TensorSpec(None))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("at_once", "parts"), first_quick(itertools.product((7, 1, 1000), TOGETHER), 2, every=3))
-def test_examples_come_back_in_order_and_are_computed_once(tmp_path, parts, at_once):
-    calls = itertools.count()
-
-    def count(row):
-        next(calls)
-        return row
-
-    def counted(elements):
-        return examples_of(
-            elements.map(lambda row: tf.ensure_shape(tf.numpy_function(count, [row], tf.int64), ())), parts
-        )
-
-    plain = examples_of(tf.data.Dataset.range(60), parts)
-    dataset = opened(tmp_path, 60, plain.element_spec, counted, at_once=at_once)
-    assert dataset.element_spec == plain.element_spec
-    for _ in range(3):
-        assert all(same(*pair) for pair in zip(dataset, plain, strict=True))
-    for another in (1, 5, 1000):  # another batch size
-        read = opened(tmp_path, 60, plain.element_spec, counted, batch_size=another)
-        assert all(same(*pair) for pair in zip(read, plain, strict=True))
-    assert next(calls) == 60
-    assert read_index(tmp_path / ("tfopt-" + "0" * 64))["count"] == 60
 
 
 @pytest.mark.parametrize("size", [8, 5000, 300_000])  # many to a call, some one by one, few

@@ -96,15 +96,6 @@ def test_the_order_under_a_seed_is_that_without_a_cache(folder, options):
     assert read(folder) == without
 
 
-@pytest.mark.slow
-def test_another_closure_another_cache(folder):
-    keys = {key(ROWS, folder, transform=add(number)) for number in (1, 1, 2, 3)}
-    assert len(keys) == 3
-    for number in (1, 2):
-        dataset = build_pipeline(ROWS, batch_size=10, training=False, transform=add(number), cache=folder)
-        assert epochs(dataset, 2) == [[row + number for row in range(60)]] * 2
-
-
 def test_other_data_another_cache(folder):
     changed = ROWS.copy()
     changed[30] = 0
@@ -230,39 +221,10 @@ def test_auto_leaves_it_out_where_it_cannot_be_fingerprinted(free_memory, tmp_pa
     assert plan.to_dict()["cache_key"] is None
 
 
-@pytest.mark.parametrize("source", [ROWS, tf.data.Dataset.range(60)], ids=["by position", "in order"])
-def test_a_transform_is_converted_by_autograph(folder, source):
-    def transform(row):
-        if row % 2 == 0:
-            row = -row
-        return row
-
-    dataset = build_pipeline(source, batch_size=10, training=False, transform=transform, cache=folder, cache_key="a")
-    assert epochs(dataset) == [[-row if row % 2 == 0 else row for row in range(60)]] * 3
-
-
 def test_a_source_without_one_order_is_refused(folder):
     shuffled = tf.data.Dataset.range(60).shuffle(60)
     with pytest.raises(ValueError, match=r"source with one order.*Dataset.shuffle"):
         key(shuffled, folder, cache_key="a")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [None, 5])
-def test_shuffled_epochs_hold_everything_in_another_order(folder, seed):
-    dataset = build_pipeline(ROWS, batch_size=10, transform=add(1), cache=folder, seed=seed)
-    found = epochs(dataset)
-    assert [sorted(epoch) for epoch in found] == [list(range(1, 61))] * 3
-    assert len({tuple(epoch) for epoch in found}) == 3
-
-
-@pytest.mark.slow
-def test_under_a_seed_writing_and_reading_give_one_order(folder, photos):
-    options = {"batch_size": 2, "cache": folder, "seed": 5, "crop": RandomCrop(3)}
-    runs = [
-        [batch[0].numpy() for _ in range(2) for batch in plan_pipeline(photos, **options).build()] for _ in range(2)
-    ]
-    np.testing.assert_array_equal(*runs)
 
 
 @pytest.mark.slow
@@ -276,18 +238,6 @@ def test_the_cache_mixes_what_lies_sorted(folder, monkeypatch):
         for _ in range(2):
             batches = [sorted(batch[:, 0].numpy()) for batch in wide.build()]
             assert all(batch[-1] - batch[0] > 20 for batch in batches)
-
-
-@pytest.mark.slow
-def test_an_iteration_that_is_left_does_not_stop_the_next_from_writing(folder):
-    plan = plan_pipeline(ROWS, batch_size=10, training=False, transform=add(1), cache=folder)
-    dataset = plan.build()
-    next(iter(dataset))
-    left = iter(dataset)
-    next(left)
-    epochs(dataset, 1)
-    assert (folder / plan.to_dict()["cache_key"]).is_dir()
-    assert [row for batch in left for row in batch.numpy()] == list(range(11, 61))
 
 
 @pytest.mark.slow
@@ -487,16 +437,6 @@ def test_a_later_run_finds_the_cache_of_its_part(tmp_path, monkeypatch):
     first = keys(2)
     assert keys(2) == first
     assert len({*first, *keys(3)}) == 5
-
-
-@pytest.mark.slow
-def test_a_table_is_cached(folder):
-    """And a table with other rows has a cache of its own."""
-    arrow = pytest.importorskip("pyarrow")
-    for rows in (ROWS, -ROWS):
-        data = arrow.table({"row": rows, "text": [str(row) for row in rows]})
-        options = {"cache": folder, "shuffle": False, "transform": lambda columns: columns["row"]}
-        assert epochs(build_pipeline(data, batch_size=4, **options), 2) == [rows.tolist()] * 2
 
 
 @pytest.mark.parametrize("by_position", [True, False])

@@ -1,17 +1,12 @@
 """Copies ahead, on CPU devices: where the batches lie, in which order, and that nothing is kept that was never read."""
 
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from python_child import run_python
 
 from tfopt.pipelines.device.copying import copy_ahead
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("reads", [0, 1, 5])
@@ -75,6 +70,4 @@ for epoch in range(4):
 
 @pytest.mark.slow
 def test_batches_lie_on_the_device_in_the_order_of_the_host():
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    result = subprocess.run([sys.executable, "-c", ON_ANOTHER_DEVICE], env=environ, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    run_python(ON_ANOTHER_DEVICE)

@@ -51,12 +51,35 @@ def unordered(numbers):
     return numbers.map(lambda number: number + 1, num_parallel_calls=2, deterministic=False)
 
 
+def in_map(image):
+    return tf.map_fn(flip, image[tf.newaxis])[0]
+
+
+def in_loop(image):
+    return tf.while_loop(lambda x: tf.reduce_sum(x) < 3, lambda x: x + tf.random.uniform(()), [image])[0]
+
+
+def in_branch(image):
+    return tf.cond(tf.reduce_sum(image) > 0, lambda: flip(image), lambda: image)
+
+
+def in_switch(image):
+    return tf.switch_case(tf.cast(image[0, 0, 0], tf.int32), [lambda: flip(image), lambda: image])
+
+
 NUMBERS = tf.data.Dataset.range(8)
+GENERATOR = tf.random.Generator.from_seed(1)
 LAYER = keras.layers.RandomFlip(seed=1)
 RANDOM_SOURCE = dataset_of(then=lambda data: data.map(flip))
 SHUFFLED = dataset_of(then=lambda data: data.shuffle(8))
 SHUFFLED_BY_SEED = dataset_of(then=lambda data: data.shuffle(8, seed=1))
 NESTED = NUMBERS.interleave(lambda first: unordered(tf.data.Dataset.range(first)))
+
+
+def noises(number):
+    return tf.data.Dataset.from_tensors(number).map(lambda _: tf.random.normal(()))
+
+
 FROZEN = r"deterministic `transform`. It holds RandomUniform \(transform/.*freeze.*`augment`.*cache=None"
 FROZEN_SOURCE = r"deterministic source.*RandomUniform.*freeze.*`augment`.*cache=None"
 UNSEEDED = r"`augment`.*(RandomUniform|PyFunc) .*keyword `seed`.*stateless.*seed=None"
@@ -69,7 +92,15 @@ REPEATED = r"to draw new numbers in each epoch.*RandomUniform.*fixed seed.*set_r
     [
         # A cache would freeze what is drawn.
         *((IMAGES, {"transform": flip, "cache": cache}, FROZEN) for cache in ("auto", "memory")),
+        # Wherever it hides.
+        *((IMAGES, {"transform": each}, "RandomUniform.*freeze") for each in (in_map, in_loop, in_branch, in_switch)),
+        (IMAGES, {"transform": tf.function(flip)}, "RandomUniform.*freeze"),
+        (IMAGES, {"transform": lambda image: image + GENERATOR.normal(())}, "RngReadAndSkip.*freeze"),
+        (IMAGES, {"transform": tf.random.shuffle}, "RandomShuffle.*freeze"),
         (IMAGES, {"transform": LAYER}, "AssignVariableOp.*freeze"),
+        (NUMBERS.flat_map(noises).batch(2).unbatch(), {}, "RandomStandardNormal.*freeze"),
+        (tf.data.Dataset.zip(NUMBERS, tf.data.Dataset.random()), {}, r"Dataset\.random.*freeze"),
+        (tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True).take(8), {}, r"Dataset\.random.*freeze"),
         *((RANDOM_SOURCE, options, FROZEN_SOURCE) for options in ({}, {"cache": "memory"})),
         (SHUFFLED, {"shuffle": False}, r"Dataset\.shuffle.*freeze its order.*shuffle=True"),
         # A seed could not repeat it.
@@ -89,6 +120,14 @@ def test_draws_are_refused_by_name(source, options, text, free_memory):
         plan(source, **options)
 
 
+TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+
+
+def deterministic(image):
+    tf.debugging.assert_less(image, 1e9)
+    return tf.random.stateless_normal((), (1, 2)) + image, TABLE.lookup(tf.cast(image, tf.int32))
+
+
 @pytest.mark.parametrize(
     ("source", "options"),
     [
@@ -96,6 +135,8 @@ def test_draws_are_refused_by_name(source, options, text, free_memory):
         (SHUFFLED, {}),
         (SHUFFLED, {"shuffle": False, "cache": None}),
         (SHUFFLED, {"training": False}),
+        (tf.data.Dataset.random(seed=1).take(8), {"seed": 1}),
+        (IMAGES, {"transform": deterministic, "seed": 1}),
         *((IMAGES, {"augment": function}) for function in (flip, python, both)),
         (dataset_of(then=lambda data: data.shuffle(8, seed=1, reshuffle_each_iteration=False)), {"seed": 1}),
         (arrays(IMAGES), {"transform": tf.image.per_image_standardization, "augment": flip_with_seed, "seed": 1}),
@@ -103,15 +144,6 @@ def test_draws_are_refused_by_name(source, options, text, free_memory):
 )
 def test_nothing_is_refused_without_need(source, options):
     plan(source, **options)
-
-
-def test_a_random_transform_without_a_cache_draws_anew_in_each_epoch():
-    def noisy(image):
-        return image + tf.random.normal(())
-
-    dataset = build_pipeline(IMAGES, batch_size=8, transform=noisy, cache=None)
-    first, second = (next(iter(dataset)).numpy() for _ in range(2))
-    assert not np.array_equal(first, second)
 
 
 def test_python_before_the_cache_is_not_cached_unasked():

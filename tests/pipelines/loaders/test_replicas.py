@@ -1,10 +1,9 @@
 """Loaders under MirroredStrategy, on two logical CPU devices in a process of their own."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from python_child import run_python
 
 TWO_REPLICAS = textwrap.dedent("""
     import keras
@@ -68,8 +67,4 @@ TWO_REPLICAS = textwrap.dedent("""
 
 @pytest.mark.slow
 def test_two_replicas_train_as_one_device_on_the_same_batches():
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_REPLICAS], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "trained on 2" in done.stdout
+    assert "trained on 2" in run_python(TWO_REPLICAS)

@@ -38,42 +38,6 @@ def sources(tmp_path, photos, record_files):
     }
 
 
-def elements(source):
-    # Of rows in memory, raw elements are positions in each part.
-    examples = source.dataset().map(source.decode) if source.resident else source.dataset()
-    return [tuple(map(str, np.atleast_1d(tf.nest.flatten(element)))) for element in examples]
-
-
-@pytest.mark.parametrize("name", ["arrays", "npy", "images", "records", "records, skip"])
-def test_parts_are_disjoint_and_complete(sources, name):
-    source = sources[name]
-    divided = [source.part(index, 3) for index in range(3)]
-    found = [elements(part) for part in divided]
-    assert [len(part) for part in found] == [part.count for part in divided]
-    assert sorted(element for part in found for element in part) == sorted(elements(source))
-    for part in divided:
-        if part.shuffled is not None:
-            assert int(part.shuffled(None).reduce(0, lambda count, _: count + 1)) == part.count
-        if part.sample is not None:
-            assert len(list(part.sample(2))) == 2
-
-
-@pytest.mark.parametrize(
-    ("remainder", "count", "steps"), [("drop", 50, 4), ("keep", 50, 5), ("drop", 48, 4), ("keep", 48, 4)]
-)
-def test_steps_are_those_of_one_process(place, remainder, count, steps):
-    found = []
-    for index in range(4):
-        place(index, 4)
-        options = PipelineOptions(batch_size=12, remainder=remainder, service="grpc://a:1")
-        source, part = take_part(arrays(np.arange(count)), options)
-        assert (part.steps, part.size, part.whole) == (steps, 3, count)
-        full, rest = divmod(source.count, 3)
-        assert part.batches == min(full + (remainder == "keep" and rest > 0), steps)
-        found += elements(source)
-    assert len(set(found)) == count
-
-
 @pytest.mark.parametrize(
     ("name", "batch_size", "remainder", "steps", "chosen", "batches"),
     [

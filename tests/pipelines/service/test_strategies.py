@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
+from part_sources import write_files
 
 from tfopt.distribute.watchdog.watch import RESTART
 
@@ -40,13 +40,7 @@ def ended(servers, service, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     _, (at, _) = servers.serve("--port", "0")
     doomed, (_, killed) = servers.serve("--dispatcher", at)
-    numbers = iter(ALL)
-    for file, size in enumerate((60, 11, 47, 85)):
-        with tf.io.TFRecordWriter(str(folder / f"{file}.tfrecord")) as writer:
-            for number in (next(numbers) for _ in range(size)):
-                value = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
-                features = tf.train.Features(feature={"number": value})
-                writer.write(tf.train.Example(features=features).SerializeToString())
+    write_files(folder, (60, 11, 47, 85))
     return processes(servers, service, str(folder), f"grpc://{at}", str(doomed)), folder, killed
 
 

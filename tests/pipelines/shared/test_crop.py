@@ -89,19 +89,6 @@ def test_only_the_window_decoded_is_the_window_of_all_decoded(kind):
     assert len(seen) > 40
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.campaign)]
-)
-@pytest.mark.parametrize("kind", [name for name, (kind, _) in KINDS.items() if kind == "JPEG"])
-def test_many_windows_of_many_jpegs(kind, count):
-    random = np.random.default_rng(2)
-    for number in range(count):
-        contents = of_kind(kind, photo(*random.integers(8, 200, 2), seed=number), quality=75 + number % 25)
-        for crop, crops in BOTH.items():
-            for _ in range(10 if crop.random else 1):
-                np.testing.assert_array_equal(*crops(contents, random.integers(-(2**31), 2**31, 2)))
-
-
 @pytest.mark.parametrize("size", [(1, 1), (1, 60), (60, 1), (2, 3), (9, 300), (300, 9)])
 @pytest.mark.parametrize("kind", ["4:2:0", "progressive", "RGB PNG", "GIF", "RGB BMP"])
 def test_tiny_and_extreme_images(kind, size):
@@ -195,30 +182,6 @@ def test_the_largest_numbers_do_not_wrap(dtype):
     largest = tf.fill((5, 5, 1), tf.as_dtype(dtype).max)
     found = cut_decoded(CentralCrop(3), largest, None)[0].numpy()
     assert (found > largest.numpy().max() * 0.99).all()
-
-
-def test_a_seed_is_a_crop():
-    contents = encoded(photo(50, 60), "JPEG")
-    crops = [cut_encoded(ANY, contents, seed)[0].numpy().tobytes() for seed in [(1, 2), (1, 2), (1, 3), (2, 2)]]
-    assert crops[0] == crops[1]
-    assert len(set(crops)) == 3
-
-
-@pytest.mark.parametrize("crop", [ANY, CentralCrop((20, 17))])
-def test_shapes_are_static_in_a_dataset(crop):
-    contents = tf.data.Dataset.from_tensors(encoded(photo(50, 60), "JPEG"))
-    crops = contents.map(lambda data: cut_encoded(crop, data, (1, 2))[0])
-    assert crops.element_spec == tf.TensorSpec((20, 17, 3), tf.uint8)
-    decoded = tf.data.Dataset.from_generator(list, output_signature=tf.TensorSpec((None, None, 4), tf.float32))
-    crops = decoded.map(lambda image: cut_decoded(crop, image, (1, 2))[0])
-    assert crops.element_spec == tf.TensorSpec((20, 17, 4), tf.float32)
-
-
-@pytest.mark.parametrize("contents", [b"", b"\xff", b"\xff\xd8\xff\xe0 no more", b"\x89PNG\r\n\x1a\n", b"text"])
-def test_what_is_no_image_fails(contents):
-    dataset = tf.data.Dataset.from_tensors(contents).map(lambda data: cut_encoded(ANY, data, (1, 2))[0])
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        next(iter(dataset))
 
 
 @pytest.mark.parametrize(

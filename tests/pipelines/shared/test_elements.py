@@ -71,22 +71,6 @@ def test_the_filling_is_the_batch_again_and_weighs_nothing(counts, weighed):
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("weights", [(), (np.ones(21, np.int64),), (np.ones((21, 3)),)])
-def test_every_batch_has_the_same_static_shape(weights):
-    x = {"a": numbers(21, 2), "b": np.zeros((21, 3, 4), np.uint8)}
-    dataset = padded(tf.data.Dataset.from_tensor_slices((x, np.arange(21), *weights)).batch(BATCH))
-    shapes = [leaf.shape.as_list() for leaf in tf.nest.flatten(dataset.element_spec)]
-    assert shapes == [[8, 2], [8, 3, 4], [8], [8, *np.shape(weights)[2:]]]
-    assert [leaf.dtype for leaf in tf.nest.flatten(dataset.element_spec)] == [
-        tf.float32,
-        tf.uint8,
-        tf.int64,
-        tf.float32,
-    ]
-    assert [int(batch[1][-1]) for batch in dataset] == [7, 15, 18]
-    assert len(dataset) == 3
-
-
 @pytest.mark.parametrize("size", [None, BATCH])
 def test_full_batches_are_not_copied(size):
     signature = [tf.TensorSpec((size, 1000)), tf.TensorSpec((size,), tf.int32)]
@@ -148,25 +132,6 @@ def test_several_outputs_with_loss_weights(weighed):
     expect_same(after_a_step(make(), losses, pad_batch(batch, BATCH), **options), alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jit", [False, True])
-def test_fit_trains_the_same_with_and_without_jit(jit):
-    x, y = RANDOM.integers(0, 256, (21, 5), dtype=np.uint8), RANDOM.integers(0, 3, 21)
-
-    def fitted(fill):
-        keras.utils.set_random_seed(1)
-        layers = [keras.Input((5,), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Dense(3)]
-        model = keras.Sequential([*layers])
-        model.compile(keras.optimizers.Adam(0.05), SPARSE(from_logits=True), jit_compile=jit)
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-        model.fit(padded(dataset) if fill else dataset, epochs=3, shuffle=False, verbose=0)
-        return model.get_weights()
-
-    # Adam's step is near the sign of the gradient: what differs in its last bits shows more than in descent.
-    for one, other in zip(fitted(True), fitted(False), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
 def test_a_value_that_is_infinite_at_zero_trains():
     def loss(y, prediction):
         return tf.reduce_mean((prediction - tf.math.log(y)) ** 2, axis=-1)
@@ -205,28 +170,18 @@ def test_metrics_and_logs_are_what_the_note_says():
         assert told in PADDING_NOTE
 
 
-def test_one_batch_has_the_weighted_metrics_of_its_own_examples():
-    batch = (tf.constant(numbers(5, 5)), tf.constant(np.arange(5) % 3))
-    metrics = {"weighted_metrics": ["accuracy"], "metrics": [keras.metrics.SparseCategoricalAccuracy("plain")]}
-    found = []
-    for given_batch in (batch, pad_batch(batch, BATCH)):
-        model = net(("y", 3))
-        model.compile("sgd", SPARSE(from_logits=True), **metrics)
-        found.append(model.test_on_batch(*given_batch, return_dict=True))
-    assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"])
-
-
 def test_batch_normalisation_sees_the_filling_as_the_note_says():
     # 5 of 8: the first 3 count twice in its means. 4 of 8: each counts twice, and the means are the same.
     means = {}
     for count in (4, 5):
-        batch = (tf.constant(numbers(count, 5)), tf.constant(numbers(count, 1)))
+        x = np.arange(count, dtype="float32")[:, None] * np.ones(5, "float32")
+        batch = (tf.constant(x), tf.constant(x[:, :1]))
         for filled in (False, True):
             model = net(("y", 1), normalised=True)
             after_a_step(model, SQUARED(), pad_batch(batch, BATCH) if filled else batch)
             means[count, filled] = model.non_trainable_variables[0].numpy()
     np.testing.assert_allclose(means[4, True], means[4, False], **CLOSE)
-    assert np.abs(means[5, True] - means[5, False]).max() > 1e-3
+    assert not np.allclose(means[5, True], means[5, False], rtol=0.05)
     assert "batch-norm statistics" in PADDING_NOTE
 
 
@@ -246,29 +201,8 @@ def test_masks_hold_only_under_a_mean_with_sample_weight(reduction, same):
     assert "mask" in PADDING_NOTE
 
 
-def test_fit_takes_no_class_weight_as_the_docs_say():
-    dataset = padded(tf.data.Dataset.from_tensor_slices((numbers(5, 5), np.arange(5) % 3)).batch(BATCH))
-    model = net(("y", 3))
-    model.compile("sgd", SPARSE(from_logits=True))
-    with pytest.raises(ValueError, match="class_weight"):
-        model.fit(dataset, class_weight={0: 2.0}, shuffle=False, verbose=0)
-
-
 def spec(*shape, dtype=tf.float32):
     return tf.TensorSpec((None, *shape), dtype)
-
-
-@pytest.mark.parametrize(
-    "batches",
-    [
-        (spec(5), spec()),
-        (spec(5), {"a": spec(), "b": spec(1)}, spec()),
-        ({"ids": spec(None, dtype=tf.int64)}, spec(4, 3)),
-        (tf.TensorSpec(()), tf.TensorSpec(())),
-    ],
-)
-def test_paddable_examples_pass(batches):
-    expect_paddable(batches)
 
 
 @pytest.mark.parametrize(
@@ -309,20 +243,6 @@ def test_targets_with_perhaps_several_losses_need_weights(shape, refused):
 
 def test_one_example_a_batch_needs_no_weights():
     assert pad_batch((tf.zeros((1, 5)), tf.zeros((1, 1))), 1)[2].numpy().tolist() == [1.0]
-
-
-def test_weights_would_be_taken_for_those_of_steps():
-    """What the refusal is for: as many steps as examples, and Keras computes another loss without a word."""
-
-    def loss_of(batch):
-        return float(SPARSE(from_logits=True)(batch[1], batch[0], *batch[2:]))
-
-    batch = (tf.constant(numbers(5, BATCH, 3)), tf.constant(RANDOM.integers(0, 3, (5, BATCH))))
-    (x, y), rows = batch, np.arange(BATCH) % 5
-    wrong = (tf.gather(x, rows), tf.gather(y, rows), tf.where(tf.range(BATCH) < 5, BATCH / 5, 0.0))
-    assert loss_of(wrong) != pytest.approx(loss_of(batch), rel=1e-3)
-    weighed = (*batch, tf.ones((5, BATCH)))
-    assert loss_of(pad_batch(weighed, BATCH)) == pytest.approx(loss_of(weighed), rel=1e-5)
 
 
 @pytest.mark.parametrize("count", [8, 10])  # static, and with a smaller last batch

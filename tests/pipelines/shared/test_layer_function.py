@@ -10,7 +10,6 @@ from tfopt.pipelines import build_pipeline, per_batch
 from tfopt.pipelines.device.device_stage import stage_of
 from tfopt.pipelines.shared import layer_function
 from tfopt.pipelines.shared.layer_function import LayerFunction
-from tfopt.pipelines.shared.options import is_layer
 
 X = np.random.default_rng(0).integers(0, 256, size=(12, 6, 6, 3)).astype("uint8")
 Y = np.arange(12)
@@ -62,27 +61,6 @@ def test_a_seed_decides_the_draws_and_the_layer_keeps_its_state(jit_compile):
 def test_each_generator_of_a_layer_gets_a_seed_of_its_own():
     one, other, _ = LayerFunction(TwoParts())(np.zeros((4, 2), "float32"), seed=SEED)
     assert not np.array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_under_a_seed_runs_agree_and_epochs_differ():
-    layers = keras.Sequential([keras.layers.RandomTranslation(0.5, 0.5)])
-    runs = [epochs(2, augment=layers, seed=1, shuffle=False)[0] for _ in range(2)]
-    np.testing.assert_array_equal(*runs)
-    first, second = np.split(runs[0], 2)
-    assert not np.array_equal(first, second)
-    without = [epochs(augment=layers, shuffle=False)[0] for _ in range(2)]
-    assert not np.array_equal(*without)
-
-
-@pytest.mark.slow
-def test_layers_that_xla_cannot_compile_run_too():
-    layers = [keras.layers.Rescaling(2.0), keras.layers.RandomZoom(0.3, seed=1), keras.layers.Rescaling(0.5)]
-    zoomed, labels = epochs(augment=layers, seed=1, training=False)
-    assert zoomed.shape == (3, 4, 6, 6, 3)
-    assert labels.ravel().tolist() == Y.tolist()
-    assert not np.array_equal(zoomed.reshape(X.shape), X)
-    assert np.array_equal(zoomed, epochs(augment=layers, seed=1, training=False)[0])
 
 
 @pytest.mark.slow
@@ -153,9 +131,3 @@ def test_a_layer_that_cannot_take_the_batch_fails_with_the_plan():
     text = r"(?s)stage 'augment' \(MixUp\) failed.*Expected batches \(images, labels\)"
     with pytest.raises(PipelineError, match=text):
         build_pipeline((X, Y), batch_size=4, cache="device", augment=keras.layers.MixUp())
-
-
-def test_what_is_a_layer():
-    assert is_layer(keras.layers.Rescaling(1.0))
-    assert not is_layer(LayerFunction(keras.layers.Rescaling(1.0)))
-    assert not is_layer(keras.layers.Rescaling)

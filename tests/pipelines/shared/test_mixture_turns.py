@@ -53,26 +53,6 @@ def test_weights_of_many_digits_are_rounded():
     assert ((made.turns(late).numpy() >= 0) & (made.turns(late).numpy() < 3)).all()
 
 
-@pytest.mark.parametrize("weights", [(0.7, 0.3), (5, 1, 3)])
-def test_the_ends_are_those_of_counting(weights):
-    made = schedule(weights)
-    found = counted(made)
-    for part, counts in enumerate(found):
-        for count in (0, 1, 2, 13, 100):
-            assert made.turns_until(part, count) == np.flatnonzero(counts >= count)[0]
-            assert made.turns_within(part, count) == np.flatnonzero(counts <= count)[-1]
-
-
-@pytest.mark.parametrize(("first", "end"), [(0, 3000), (1500, 3000), (7, 8), (5, 5)])
-def test_a_dataset_of_turns_begins_and_ends_anywhere(first, end):
-    made = schedule([5, 1, 3])
-    expected = made.turns(np.arange(first, end)).numpy().tolist()
-    assert [int(turn) for turn in made.dataset(first, end)] == expected
-    assert [int(turn) for turn in made.dataset(first, None).take(5)] == made.turns(
-        np.arange(first, first + 5)
-    ).numpy().tolist()
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"), [((1, 1), [0, 1, 0, 1]), ((1, 2), [1, 0, 1, 1]), ((2, 1), [0, 1, 0, 0])]
 )

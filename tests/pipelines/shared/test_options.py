@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
-from tfopt.pipelines.shared.options import Choices, PipelineOptions, choose_remainder, function_name
+from tfopt.pipelines.shared.options import Choices, PipelineOptions, function_name
 
 HOME = "/somewhere"
 
@@ -35,30 +35,6 @@ def test_what_is_kept_of_an_option(given, name, kept, monkeypatch):
     monkeypatch.setenv("HOME", HOME)
     found = getattr(PipelineOptions(**given), name)
     assert (found, type(found)) == (kept, type(kept))
-
-
-@pytest.mark.parametrize(
-    ("given", "count", "left_out", "mixed", "expected", "why"),
-    [
-        ({}, 100, 5, True, "drop", "leaves out others"),
-        ({}, 100, 6, True, "keep", "to drop 6 of 100 would be more than 5 % of each epoch"),
-        ({}, 100, 100, True, "keep", "to drop 100 of 100"),
-        ({}, 100, 5, False, "keep", "the shuffle's buffer does not hold them all"),
-        ({}, 100, 0, False, "drop", ""),
-        ({}, None, None, False, "keep", "their number is unknown"),
-        ({}, None, 0, False, "drop", ""),  # endless
-        ({"shuffle": False}, 100, 5, False, "keep", "shuffle=False"),
-        ({"training": False}, 100, 5, False, "keep", "training=False"),
-        ({"training": False, "shuffle": True}, 100, 5, True, "keep", "training=False"),
-        ({"remainder": "drop", "shuffle": False}, 100, 99, False, "drop", "remainder='drop'"),
-        ({"remainder": "pad"}, 100, 5, True, "pad", "remainder='pad'"),
-        ({"remainder": "keep"}, 100, 0, True, "keep", "remainder='keep'"),
-    ],
-)
-def test_what_becomes_of_the_last_batch(given, count, left_out, mixed, expected, why):
-    remainder, reason = choose_remainder(PipelineOptions(**given), count, left_out, mixed=mixed)
-    assert remainder == expected
-    assert why in reason
 
 
 @pytest.mark.parametrize(

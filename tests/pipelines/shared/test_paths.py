@@ -1,5 +1,3 @@
-import os
-
 import pytest
 
 from tfopt.errors import PipelineError
@@ -18,16 +16,6 @@ def test_files_are_told_by_path_size_and_time_in_the_order_given(paths, monkeypa
     assert file_stamps(reversed(paths)) == expected[::-1]
     monkeypatch.chdir(paths[0].parent)
     assert file_stamps(["003.txt"]) == [expected[3]]  # another than the same path elsewhere
-
-
-def test_a_file_that_is_written_again_is_another(paths):
-    before = file_stamps(paths)
-    stat = paths[5].stat()
-    paths[5].write_text("x" * 5)
-    os.utime(paths[5], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    paths[7].write_text("x")
-    after = file_stamps(paths)
-    assert [number for number in range(600) if before[number] != after[number]] == [5, 7]
 
 
 def test_remote_files_are_asked_through_tensorflow(tmp_path):

@@ -7,7 +7,6 @@ import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfopt.errors import PipelineError
@@ -47,19 +46,6 @@ def make(request, tmp_path):
     return source
 
 
-@pytest.mark.slow
-@settings(max_examples=15)
-@given(st.data(), st.integers(1, 20), st.integers(1, 7))
-def test_any_nesting_comes_back_whole_and_in_order(data, count, batch_size):
-    given_arrays = data.draw(nested(3, count))
-    batches = list(build_pipeline(given_arrays, batch_size=batch_size, training=False))
-    whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
-    tf.nest.assert_same_structure(whole, given_arrays)
-    for found, expected in zip(tf.nest.flatten(whole), tf.nest.flatten(given_arrays), strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == expected.dtype
-
-
 def test_the_nesting_and_the_order_are_kept_and_parts_hold_each_row_once(make):
     data = ({"z": np.arange(10), "a": np.arange(20.0).reshape(10, 2)}, np.arange(10) * 10)
     source = make(data)
@@ -70,21 +56,6 @@ def test_the_nesting_and_the_order_are_kept_and_parts_hold_each_row_once(make):
     found = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
     tf.nest.assert_same_structure(found, data)
     tf.nest.map_structure(np.testing.assert_array_equal, found, data)
-
-
-@pytest.mark.slow
-def test_a_shuffle_mixes_all_rows_and_a_seed_repeats_it(make):
-    source = make(np.arange(1000))
-
-    def two_epochs(seed):
-        dataset = build_pipeline(source, batch_size=100, seed=seed)
-        return [np.concatenate(list(dataset)).tolist() for _ in range(2)]
-
-    for first, second in (two_epochs(None), two_epochs(3)):
-        assert sorted(first) == sorted(second) == list(range(1000))
-        assert first != second
-        assert max(first[:100]) > 900
-    assert two_epochs(3) == two_epochs(3) != two_epochs(4)
 
 
 def test_unlike_lengths_are_named(make):

@@ -74,16 +74,6 @@ def test_paths_in_any_nesting_are_read(folder, given):
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.slow
-def test_what_lies_in_files_can_be_cached_on_disk(folder, tmp_path):
-    for number, given in enumerate(("x.npy", folder, "one.h5")):
-        place = tmp_path / f"cache{number}"
-        datasets = [build_pipeline(given, batch_size=2, training=False, cache=place) for _ in range(2)]
-        first, again = ([tf.nest.flatten(batch)[0].numpy().tolist() for batch in each] for each in datasets)
-        assert first == again
-        assert list(place.rglob("*"))
-
-
 def rows():
     yield np.zeros(3)
 

@@ -9,12 +9,6 @@ from tfopt.pipelines import Source, build_pipeline, plan_pipeline
 from tfopt.pipelines.as_source import dataset
 
 
-def test_examples_come_back_in_order():
-    source = dataset(tf.data.Dataset.range(10).map(lambda number: number * number))
-    batches = build_pipeline(source, batch_size=4, training=False)
-    assert [number for batch in batches for number in batch.numpy()] == [number**2 for number in range(10)]
-
-
 def test_the_count_is_the_cardinality():
     assert dataset(tf.data.Dataset.range(10)).count == 10
     assert dataset(tf.data.Dataset.range(10).repeat()).count is None

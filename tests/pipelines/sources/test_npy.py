@@ -4,20 +4,17 @@ import os
 import re
 import signal
 import struct
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from python_child import run_python
 from quick import first_quick
 
 from tfopt.errors import PipelineError
 from tfopt.pipelines import build_pipeline, plan_pipeline
 from tfopt.pipelines.sources.npy import npy
 
-ROOT = Path(__file__).parents[3]
 TYPES = ["bool", "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16"]
 
 
@@ -67,12 +64,6 @@ def test_what_is_mapped_is_not_cached_again(saved):
     assert plan.stage("decode").setting == "whole batches"
 
 
-def child(script, *arguments):
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
-
-
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="reads /proc, which Linux has")
 
 EPOCH = """
@@ -99,9 +90,7 @@ def test_an_epoch_takes_no_memory_and_cannot_write(tmp_path, remainder):
     path = tmp_path / "large.npy"
     save_at(path, np.zeros(0, np.float32), remainder, shape=(16384, 4096))
     os.truncate(path, path.stat().st_size + 2**28)
-    result = child(EPOCH, path, {"cache": None})
-    assert result.returncode == 0, result.stderr
-    growth, permissions = result.stdout.split("\n")[:2]
+    growth, permissions = run_python(EPOCH, path, {"cache": None}).split("\n")[:2]
     assert int(growth) < 128
     assert permissions == "r--s"
 
@@ -151,8 +140,7 @@ for batch in batches:
 
 @pytest.mark.slow
 def test_a_file_cut_while_it_is_read_ends_the_process(saved):
-    result = child(CUT, saved(np.zeros((65536, 256))))
-    assert result.returncode == -signal.SIGBUS
+    run_python(CUT, saved(np.zeros((65536, 256))), ends_with=-signal.SIGBUS)
 
 
 REFUSED = [

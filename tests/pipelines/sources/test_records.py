@@ -45,14 +45,6 @@ def test_the_count_is_known_where_records_are_plain(record_files):
     assert "one optimizer iteration too many" in unwrapped(plan)
 
 
-def test_a_glob_is_sorted_and_a_list_is_not(record_files, tmp_path):
-    paths = record_files()
-    by_glob = records(str(tmp_path / "*.tfrecord"), features=FEATURES)
-    by_list = records(paths[::-1], features=FEATURES)
-    assert numbers(build_pipeline(by_glob, training=False)) == list(range(30))
-    assert numbers(build_pipeline(by_list, training=False))[:10] == list(range(20, 30))
-
-
 def test_parse_and_raw_records(record_files):
     def parse(serialized):
         return tf.io.parse_single_example(serialized, FEATURES)["number"] * 2

@@ -1,12 +1,8 @@
 """Records that are parsed a batch at a time give what parsing each of them gives."""
 
-import dataclasses
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, images, plan_pipeline, records, write_records
 
@@ -18,32 +14,8 @@ FEATURES = {
 }
 
 
-def later(example):
-    return example | {"row": example["row"] + 1}
-
-
-def as_training(example):
-    return example["pair"], example["row"]
-
-
-def scaled(example, seed):
-    return example | {"row": example["row"] * tf.cast(seed[0], tf.int64)}
-
-
 def same(example):
     return example
-
-
-OPTIONS = {
-    "shuffled": {"cache": None},
-    "transformed": {"transform": later, "cache": None},
-    "in order": {"training": False, "seed": None},
-    "padded": {"remainder": "pad", "transform": as_training},
-    "cached": {"cache": "memory", "remainder": "keep"},
-    "cached by itself": {"remainder": "keep"},
-    "augmented": {"augment": scaled},
-    "on disk": {"cache": "folder", "remainder": "keep"},
-}
 
 
 def arrays():
@@ -68,26 +40,6 @@ def sources(tmp_path_factory):
                 }
                 writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
     return {"features": records(str(folder / "*.tfrecord"), features=FEATURES), "own": records(folder / "own")}
-
-
-def same_bytes(batch, other):
-    pairs = zip(tf.nest.flatten(batch), tf.nest.flatten(other), strict=True)
-    return all((a.dtype, a.shape, a.numpy().tolist()) == (b.dtype, b.shape, b.numpy().tolist()) for a, b in pairs)
-
-
-@pytest.mark.parametrize(("case", "kind"), first_quick(itertools.product(OPTIONS, ("features", "own")), 4, every=3))
-def test_they_are_those_that_are_parsed_one_by_one(sources, tmp_path, kind, case):
-    def built(source):
-        options = {"batch_size": 32, "seed": 3, **OPTIONS[case]}
-        if options.get("cache") == "folder":
-            options["cache"] = tmp_path / str(source.decode_batch is None)
-        return build_pipeline(source, **options)
-
-    together = built(sources[kind])
-    alone = built(dataclasses.replace(sources[kind], decode_batch=None))
-    assert together.element_spec == alone.element_spec
-    for _ in range(2):
-        assert all(same_bytes(*pair) for pair in zip(together, alone, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["features", "own"])

@@ -2,14 +2,12 @@
 
 import os
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from quick import campaign, first_quick
 from unwrapped import unwrapped
 
-from tfopt.pipelines import RandomCrop, build_pipeline, images, plan_pipeline, profile_pipeline, records, write_records
+from tfopt.pipelines import build_pipeline, plan_pipeline, profile_pipeline, records, write_records
 from tfopt.pipelines.cache.folder import ROWS
 
 COUNT, CLASSES = 4000, 1000
@@ -108,28 +106,6 @@ def test_positions_are_those_of_the_list(by_class):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cache", "room"),  # for the buffer: it holds a few records, or all of them
-    first_quick([(None, 0.001), (None, 1024), ("auto", 0.001), ("memory", 1024), ("folder", 0.001)], 2)
-    + campaign([("auto", 1024), ("memory", 0.001), ("folder", 1024)]),
-)
-def test_a_seed_gives_one_order_whatever_is_cached(by_class, buffer_mib, free_memory, tmp_path, cache, room):
-    folder = by_class(300)
-    buffer_mib(room)
-    where = tmp_path / "caches" if cache == "folder" else cache
-    options = {"batch_size": 100, "remainder": "keep", "cache": where, "seed": 3}
-    found = []
-    for mib in (16384.0, 16384.0, 1e-3):  # of free memory
-        free_memory(mib)
-        tf.random.set_seed(len(found))
-        found.append(epochs(build_pipeline(folder, **options)))
-    assert found[0] == found[1] == found[2]
-    assert all(sorted(epoch) == list(range(300)) for epoch in found[0])
-    assert found[0][0] != found[0][1]
-    assert epochs(build_pipeline(folder, **(options | {"seed": 4, "cache": None})), 1)[0] not in found[0]
-
-
-@pytest.mark.slow
 def test_a_cache_on_disk_holds_one_permutation_and_survives_damage(by_class, tmp_path, caplog):
     options = {"batch_size": 256, "remainder": "keep", "cache": tmp_path / "caches"}
     plan = plan_pipeline(by_class(), **options)
@@ -175,32 +151,6 @@ def test_files_that_change_later_lose_nothing_in_silence(by_class, damage):
     else:
         with pytest.raises((tf.errors.DataLossError, tf.errors.FailedPreconditionError)):
             epochs(dataset, 1)
-
-
-@pytest.mark.slow
-def test_images_are_permuted_and_cropped(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfopt.pipelines.sources.records._LARGE_BYTES", 1)
-    write_records(images(photos), tmp_path / "shards", shards=2, shuffle_seed=None)
-    dataset = build_pipeline(tmp_path / "shards", batch_size=5, crop=RandomCrop(3), remainder="keep", cache=None)
-    for _ in range(2):
-        found = [int(label) for _, labels in dataset for label in labels]
-        assert sorted(found) == [0] * 4 + [1] * 4 + [2] * 4 != found
-
-
-@pytest.mark.slow
-def test_a_training_sees_every_row_once_an_epoch(by_class):
-    seen = []
-
-    class Seen(keras.layers.Layer):
-        def call(self, rows):
-            tf.py_function(lambda batch: seen.extend(batch.numpy().tolist()), [rows], [])
-            return tf.zeros((tf.shape(rows)[0], 1))
-
-    dataset = build_pipeline(by_class(), batch_size=100, transform=lambda row, label: (row, [0.0]), cache=None)
-    model = keras.Sequential([keras.Input((), dtype="int64"), Seen(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
-    model.fit(dataset, epochs=2, verbose=0, shuffle=False)
-    assert [sorted(seen[:COUNT]), sorted(seen[COUNT:])] == [list(range(COUNT))] * 2
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from iterations import stages_run
 from unwrapped import unwrapped
 
 from tfopt.pipelines import build_pipeline, per_batch, plan_pipeline
@@ -21,25 +22,8 @@ def names(plan):
     return [stage.name for stage in plan.stages]
 
 
-def mixed(x, y, seed):
-    share = tf.random.stateless_uniform((), seed)
-    return share * x + (1 - share) * x[::-1], y
-
-
 def noisy(x, y, seed):
     return x + tf.random.stateless_uniform((), seed), y
-
-
-@pytest.mark.slow
-def test_functions_of_examples_and_of_batches():
-    plan = plan_pipeline((X, Y), batch_size=10, augment=[noisy, per_batch(mixed)], seed=1, cache=None, remainder="drop")
-    batch = names(plan).index("batch")
-    assert (names(plan)[batch - 1], names(plan)[batch + 1]) == ("augment", "augment")
-    runs = [[np.asarray(x) for x, _ in plan.build()] for _ in range(2)]
-    np.testing.assert_array_equal(*runs)
-    dataset = plan.build()
-    first, second = ([np.asarray(x) for x, _ in dataset] for _ in range(2))
-    assert not np.array_equal(first, second)
 
 
 def test_a_function_of_batches_gets_batches_and_another_seed_each_time():
@@ -114,21 +98,6 @@ def test_what_is_no_function_of_batches_is_refused():
         per_batch(None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["/cpu:0", "CPU:0", "/device:CPU:0"])
-def test_a_copy_ahead_keeps_the_batches_and_their_number(device):
-    options = {"batch_size": 8, "shuffle": False, "remainder": "keep"}
-    copied = build_pipeline((X, Y), device=device, **options)
-    assert len(copied) == int(copied.cardinality()) == 3
-    plain = list(build_pipeline((X, Y), device=None, **options))
-    for (x, y), (expected_x, expected_y) in zip(copied, plain, strict=True):
-        np.testing.assert_array_equal(x, expected_x)
-        np.testing.assert_array_equal(y, expected_y)
-    found = weights_after(copied)
-    for a, b in zip(found, weights_after(build_pipeline((X, Y), device=None, **options)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_what_cannot_be_copied_stays_on_the_host(monkeypatch):
     gpu = type("Gpu", (), {"name": "/device:GPU:0"})
     listed = tf.config.list_logical_devices()
@@ -149,13 +118,6 @@ def test_on_a_gpu_batches_lie_there_before_they_are_asked_for():
     dataset = build_pipeline((X, Y), batch_size=8)
     assert len(dataset) == 3
     assert all("GPU" in x.device for x, _ in dataset)
-
-
-def stages_run(dataset):
-    iterator = iter(dataset)
-    next(iterator)
-    model = tf.data.experimental.get_model_proto(iterator)
-    return {node.name for node in model.nodes.values()}
 
 
 def test_map_and_batch_are_fused():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from iterations import stages_run
 from quick import first_quick
 
 from tfopt.pipelines import build_pipeline, plan_pipeline
@@ -102,31 +102,6 @@ def test_a_seed_gives_rows_one_order_whatever_the_memory(free_memory, part, tran
         assert sorted(order) == list(range(COUNT))[part[0] :: part[1]]
 
 
-def counting(calls):
-    def transform(row):
-        result = tf.numpy_function(lambda value: calls.append(int(value)) or value, [row], tf.int64)
-        result.set_shape(())
-        return result
-
-    return transform
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [None, 3])
-def test_the_first_batch_waits_for_no_more_than_itself(seed):
-    calls = []
-    dataset = build_pipeline(
-        np.arange(400), batch_size=4, transform=counting(calls), cache="memory", prefetch=1, seed=seed
-    )
-    calls.clear()
-    batches = iter(dataset)
-    next(batches)
-    assert len(calls) < 100
-    epochs = [[int(row) for batch in dataset for row in batch] for _ in range(2)]
-    assert all(sorted(epoch) == list(range(400)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-
-
 @pytest.mark.slow
 def test_an_unseeded_run_that_finds_a_cache_on_disk_shuffles_at_once(tmp_path):
     options = {"batch_size": 5, "transform": lambda row: row + 0, "cache": str(tmp_path / "cache")}
@@ -137,13 +112,6 @@ def test_an_unseeded_run_that_finds_a_cache_on_disk_shuffles_at_once(tmp_path):
     assert later[0] != later[1]
     seeded = [numbers_of(build_pipeline(np.arange(COUNT), **options, seed=3)) for _ in range(2)]
     assert seeded[0] == seeded[1], "under a seed, a run that writes the cache and one that reads it must agree"
-
-
-def stages_run(dataset):
-    iterator = iter(dataset)
-    next(iterator)
-    model = tf.data.experimental.get_model_proto(iterator)
-    return {node.name for node in model.nodes.values()}
 
 
 LARGE = np.zeros((16, 128, 128, 3), "uint8")

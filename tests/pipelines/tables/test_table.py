@@ -126,36 +126,6 @@ def test_labels_stand_apart(path):
     assert (list(inputs), sorted(labels)) == (["text"], ["number", "of bool"])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("cache", [None, "memory"])
-def test_a_shuffle_mixes_all_rows_and_repeats_under_a_seed(path, cache):
-    source = table(path, columns=["number", "text"])
-    orders = []
-    for _ in range(2):
-        dataset = build_pipeline(source, batch_size=7, seed=1, cache=cache, remainder="keep")
-        orders.append([numbers_of(dataset) for _ in range(3)])
-    assert orders[0] == orders[1]
-    assert all(sorted(order) == list(range(COUNT)) for order in orders[0])
-    assert len({tuple(order) for order in orders[0]}) == 3
-    other = numbers_of(build_pipeline(source, batch_size=7, seed=2, cache=cache, remainder="keep"))
-    assert other not in orders[0]
-    assert any(abs(a - b) > 14 for a, b in itertools.pairwise(orders[0][0]))
-
-
-@pytest.mark.usefixtures("by_row_group")
-def test_the_rows_of_a_group_are_shuffled_and_groups_are_mixed(path):
-    source = table(path, columns=["number"])
-    first, again = ([int(row[0][0]) for row in source.shuffled(1)] for _ in range(2))
-    assert first == again
-    assert sorted(first) == list(range(COUNT))
-    assert len({number // 7 for number in first[:35]}) > 1
-    one_group = [number for number in first if number < 7]
-    assert one_group != sorted(one_group)
-    assert [int(row[0][0]) for row in source.shuffled(2)] != first
-    assert [int(row[0][0]) for row in source.shuffled(None)] != [int(row[0][0]) for row in source.shuffled(None)]
-
-
 @pytest.mark.usefixtures("by_row_group")
 @pytest.mark.parametrize("size", first_quick([4, 64]))
 def test_pools_are_cut_into_batches_and_shuffled_anew_in_each_epoch(path, monkeypatch, size):

@@ -74,26 +74,6 @@ def test_padded_and_bucketed_with_every_token_once(given, options):
     assert (rows == documents) is ("seed" not in options)
 
 
-def test_a_model_trains_on_ragged_slices_as_on_keras_own_padding():
-    labels = np.arange(len(DOCUMENTS), dtype=np.float32)
-    ragged = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(DOCUMENTS), labels))
-    stock = tf.data.Dataset.from_tensor_slices((keras.utils.pad_sequences(DOCUMENTS, padding="post"), labels)).batch(60)
-    weights = []
-    for data in (build_pipeline(ragged, batch_size=60, pad="batch", shuffle=False), stock):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [
-                keras.layers.Embedding(50, 4, mask_zero=True),
-                keras.layers.GlobalAveragePooling1D(),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.compile("sgd", "mse", jit_compile=False)
-        model.fit(data, epochs=2, shuffle=False, verbose=0)
-        weights.append(model.get_weights())
-    assert all(map(np.array_equal, *weights))
-
-
 def test_what_tokens_takes_of_datasets_is_the_same(given):
     dataset, documents = given
     expected = build_pipeline(tokens(documents), batch_size=4, pad="batch", transform=next_tokens, training=False)

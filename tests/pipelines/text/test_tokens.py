@@ -1,6 +1,5 @@
 """Documents of tokens: whole, and in rows that a language model trains on."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -49,37 +48,27 @@ def expected_pieces(given):
             yield piece, document[start + 1 : start + SIZE + 1], goes_on
 
 
-def kinds(given, tmp_path):
-    flat = np.concatenate(given)
-    np.save(tmp_path / "tokens.npy", flat.astype(np.uint16))
-    np.save(tmp_path / "wide.npy", flat.astype(np.int64))
-    return {
-        "lists": given,
-        "arrays": tokens([np.array(document, np.uint16) for document in given]),
-        "ragged": tf.ragged.constant(given),
-        "one after the other": tokens(flat, end=END),
-        "a file": tokens(tmp_path / "tokens.npy", end=END),
-        "a file of 64 bits": tokens(str(tmp_path / "wide.npy"), end=END),
-        "without the last end": tokens(flat[:-1], end=END),
-    }
+def saved(given, path, dtype):
+    np.save(path, np.concatenate(given).astype(dtype))
+    return tokens(path, end=END)
 
 
-KINDS = (
-    "lists",
-    "arrays",
-    "ragged",
-    "one after the other",
-    "a file",
-    "a file of 64 bits",
-    "without the last end",
-)
+KINDS = {
+    "lists": lambda given, path: given,
+    "arrays": lambda given, path: tokens([np.array(document, np.uint16) for document in given]),
+    "ragged": lambda given, path: tf.ragged.constant(given),
+    "one after the other": lambda given, path: tokens(np.concatenate(given), end=END),
+    "a file": lambda given, path: saved(given, path, np.uint16),
+    "a file of 64 bits": lambda given, path: saved(given, str(path), np.int64),
+    "without the last end": lambda given, path: tokens(np.concatenate(given)[:-1], end=END),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_once(tmp_path, kind):
     given = documents()
-    source = kinds(given, tmp_path)[kind]
+    source = KINDS[kind](given, tmp_path / "tokens.npy")
     if kind == "without the last end":
         given[-1] = given[-1][:-1]
     expected = sorted(expected_pieces([document for document in given if document]))
@@ -143,30 +132,6 @@ def test_a_cache_knows_the_tokens_and_the_length(tmp_path):
     apart = [given[0], given[1][:3], given[1][3:], *given[2:]]
     assert key(given) == key(tokens(given))
     assert len({key(given), key(given, 8), key(documents(5, seed=1)), key(apart)}) == 4
-
-
-@pytest.mark.slow
-def test_a_model_trains_on_it_as_on_the_documents_alone():
-    """The loss of packed rows is that of each document by itself, weighted by its tokens."""
-    given = [document for document in documents(20) if 1 < len(document) <= SIZE]
-    keras.utils.set_random_seed(0)
-    inputs = {name: keras.Input((SIZE,), dtype="int32", name=name) for name in ("tokens", "segments", "positions")}
-    embedded = keras.layers.Embedding(5000, 8)(inputs["tokens"]) + keras.layers.Embedding(SIZE, 8)(inputs["positions"])
-    model = keras.Model(inputs, keras.layers.Dense(5000)(embedded))
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"))
-    packed = build_pipeline(given, pack=SIZE, batch_size=2, training=False)
-    total = 0.0
-    for document in given:
-        row = np.zeros((1, SIZE), np.int32)
-        row[0, : len(document) - 1] = document[:-1]
-        logits = model({"tokens": row, "segments": row, "positions": np.arange(SIZE)[None]})[0, : len(document) - 1]
-        total += float(
-            keras.ops.sum(
-                keras.losses.sparse_categorical_crossentropy(np.array(document[1:]), logits, from_logits=True)
-            )
-        )
-    found = sum(float(model.test_on_batch(*batch)) for batch in packed)
-    assert found == pytest.approx(total, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,6 @@ from tfopt.pipelines.shared.problems import Problem
 from tfopt.pipelines.tfrecords import verify as module
 from tfopt.pipelines.tfrecords.record_files import (
     _masked_crc32c,
-    compression_of,
-    header_offsets,
-    is_header,
-    record_offsets,
 )
 from tfopt.pipelines.tfrecords.verify import Scan, scan
 
@@ -30,40 +26,6 @@ def read(path):
             found.append(contents[position + 12 : end])
             position = end + 4
     return found
-
-
-def test_headers_are_found_where_records_begin_and_nowhere_else(plain_file):
-    path = plain_file(RECORDS)
-    assert header_offsets(path.read_bytes()).tolist() == STARTS[:-1]
-    assert header_offsets(path.read_bytes()[:11]).tolist() == []
-    assert record_offsets(str(path)).tolist() == STARTS
-
-
-def test_a_header_with_any_bit_flipped_is_none(plain_file):
-    head = plain_file(RECORDS[2:]).read_bytes()[:12]
-    assert is_header(head)
-    assert not is_header(head[:11])
-    assert not any(is_header((int.from_bytes(head) ^ 1 << bit).to_bytes(12)) for bit in range(96))
-
-
-@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
-def test_a_whole_file(plain_file, compression):
-    path = plain_file(RECORDS, compression=compression)
-    assert scan(str(path), compression) == Scan(((0, 5),), ())
-    assert compression_of(path.read_bytes()[:12]) == compression.replace("ZLIB", "")
-
-
-def test_every_flipped_byte_loses_its_record_only(plain_file, flip):
-    path = plain_file(RECORDS)
-    for position in range(STARTS[-1]):
-        flip(path, position, bit=position % 8)
-        hit = next(number for number, end in enumerate(STARTS[1:]) if position < end)
-        (lost,) = scan(str(path), "").lost
-        assert (lost.record, lost.offset, lost.size_bytes) == (hit, STARTS[hit], STARTS[hit + 1] - STARTS[hit])
-        in_header = position < STARTS[hit] + 12
-        assert f"): {'its length' if in_header else 'its data'}" in lost.what
-        assert read(path) == RECORDS[:hit] + RECORDS[hit + 1 :]
-        flip(path, position, bit=position % 8)
 
 
 def test_every_cut_loses_what_is_behind_it(plain_file):
@@ -88,14 +50,6 @@ def test_bytes_taken_out_of_the_middle(plain_file):
         # Three bytes touch one record or two; all others are kept, in order.
         touched = {number for number in range(5) if STARTS[number] < start + 3 and start < STARTS[number + 1]}
         assert read(path) == [record for number, record in enumerate(RECORDS) if number not in touched]
-
-
-def test_two_damaged_records_that_do_not_touch(plain_file, flip):
-    path = plain_file(RECORDS)
-    flip(path, 3)
-    flip(path, STARTS[3] + 20)
-    assert [(lost.record, lost.offset) for lost in scan(str(path), "").lost] == [(0, 0), (3, STARTS[3])]
-    assert read(path) == [RECORDS[1], RECORDS[2], RECORDS[4]]
 
 
 def test_the_search_reaches_over_its_blocks(plain_file, flip, monkeypatch):
