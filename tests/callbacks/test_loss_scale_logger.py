@@ -297,26 +297,6 @@ def test_a_train_step_that_applies_seldom_has_no_counts():
     assert fit(model, dataset(6)) == {"loss_scale": [1.0]}
 
 
-@pytest.mark.slow
-def test_a_keras_logger_before_it_is_warned_of(tmp_path):
-    csv_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    with pytest.warns(UserWarning, match="Expected LossScaleLogger before CSVLogger"):
-        fit(scaled(), dataset(2), callbacks=[csv_logger, LossScaleLogger()])
-    fit(scaled(), dataset(2), callbacks=[LossScaleLogger(), csv_logger])
-    assert "skipped_steps" in (tmp_path / "log.csv").read_text()
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"Received: 'cvs'\. Did you mean 'csv'\?"):
-        LossScaleLogger(formats=("cvs",))
-    with pytest.raises(ValueError, match="local path"):
-        LossScaleLogger("gs://bucket/logs")
-    with pytest.raises(ValueError, match="which is a file"):
-        LossScaleLogger(__file__)
-    with pytest.raises(TypeError, match=r"Expected log_dir to be a path\. Received: 3\. Name a folder"):
-        LossScaleLogger(3)
-
-
 TWO_REPLICAS = """
 import keras
 import numpy as np

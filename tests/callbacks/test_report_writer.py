@@ -1,15 +1,12 @@
-import copy
 import functools
 import gc
 import os
-import pickle
 import re
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
@@ -17,12 +14,11 @@ import pytest
 import tensorflow as tf
 from clock import Clock
 from fake_nvml import FakeGpu
-from models import assert_same_state, batch, small_net, state
+from models import batch, small_net
 
 import tfopt
 from tfopt.callbacks import CompilationLogger, ThroughputLogger, UtilizationLogger, report_writer
 from tfopt.callbacks.report.recorder import Recorder
-from tfopt.callbacks.report.training_page import report
 from tfopt.callbacks.report_writer import ReportWriter
 from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.errors import UnsupportedError
@@ -89,17 +85,6 @@ def test_a_page_at_the_end_with_sources_of_its_own(tmp_path):
     assert "had not ended" not in page
 
 
-def test_eight_gpus_of_which_one_works(tmp_path, fake_nvml):
-    fake_nvml.gpus += [FakeGpu(utilization=90 * (at == 2), uuid=f"GPU-{at}", bus=at + 1) for at in range(8)]
-    path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)
-    recorders = []
-    writer = ReportWriter(path)
-    fit(writer, logger, After(logger, lambda: recorders.append(writer._recorder)), epochs=1)
-    found = recorders[0].record(ended=True, interrupted=False, written="", environment=ENVIRONMENT)
-    page = re.sub("<[^>]*>", "", report(replace(found, first_step_end=0.0)))
-    assert "1 of 8 visible GPUs at work (GPU:2), GPU:0, GPU:1, GPU:3 to GPU:7 idle" in page
-
-
 @pytest.mark.slow
 def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=90), FakeGpu(uuid="GPU-b", bus=2, utilization=70)]
@@ -129,17 +114,6 @@ def test_readings_events_and_epochs_come_from_the_callbacks_in_the_list(tmp_path
     assert str(alert.alerts[0])[:50] in page
     assert re.search(r"3 epochs in .* 1 compilation", page)
     assert re.search(r"Keras 3, Adam, batch size \d+, float32, XLA on\. .*Model FLOPs utilisation [\d.]+ %", page)
-
-
-@pytest.mark.slow
-def test_training_is_the_same_with_it_in_any_place_and_overlapped(tmp_path):
-    plain = fit(model=small_net())
-    for place in (0, 2):
-        callbacks = [ThroughputLogger(), UtilizationLogger()]
-        callbacks.insert(place, ReportWriter(tmp_path / "report.html"))
-        assert_same_state(state(plain), state(fit(*callbacks, model=small_net())))
-    overlapped = fit(ReportWriter(tmp_path / "report.html"), model=tfopt.fit.overlap(small_net()))
-    assert_same_state(state(plain), state(overlapped))
 
 
 @pytest.mark.parametrize("overlapped", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -172,14 +146,6 @@ def test_times_come_from_the_clock(tmp_path, set_clock):
     assert "2 epochs in 3 min." in text(path)
     assert path.read_text().count('<svg class="division"') > 0
     assert re.search(r"1 1 min 30 s .* 2 1 min 30 s", text(path))
-
-
-def test_a_wall_clock_that_jumps_bends_nothing(tmp_path, monkeypatch):
-    path, wall = tmp_path / "report.html", time.time
-    shift = iter([3600.0, -3600.0] * 100_000)
-    monkeypatch.setattr(time, "time", lambda: wall() + next(shift))
-    fit(ReportWriter(path))
-    assert re.search(r"2 epochs in [\d.]+ s\.", text(path))
 
 
 def test_a_page_before_the_end_so_that_a_kill_leaves_one(tmp_path, set_clock):
@@ -325,13 +291,6 @@ def test_each_worker_writes_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster)
     fit(ReportWriter(tmp_path / "report.html"))
     assert [path.name for path in tmp_path.iterdir()] == ["report-worker1.html"]
-
-
-def test_it_can_be_copied_and_pickled_before_fit(tmp_path):
-    writer = ReportWriter(tmp_path / "report.html")
-    fit(pickle.loads(pickle.dumps(writer)))
-    assert (tmp_path / "report.html").exists()
-    fit(copy.deepcopy(writer))
 
 
 def test_logs_that_are_odd_are_shown_as_they_are(tmp_path):

@@ -1,11 +1,7 @@
 """What may go wrong with the hardware, the driver, the disk and the process while UtilizationLogger runs."""
 
-import gc
-import itertools
 import math
 import os
-import resource
-import shutil
 import threading
 import time
 import tracemalloc
@@ -19,8 +15,7 @@ from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_
 
 from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
-from tfopt.hardware.gpu_reader import GpuReader
+from tfopt.hardware import GpuSample, gpu_reader
 from tfopt.hardware.nvml.return_codes import ABSENT
 from tfopt.warn import forget_warnings
 
@@ -80,24 +75,6 @@ def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, erro
             assert len(warnings_of(caplog)) == told, (code, caplog.text)
 
 
-def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch, net):
-    calls = itertools.count()
-
-    def fails(self):
-        next(calls)
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(GpuReader, "read", fails)
-
-    class Waits(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            while next(calls) < 5:
-                time.sleep(INTERVAL)
-
-    assert len(net.fit(UtilizationLogger(interval_seconds=INTERVAL), Waits())["loss"]) == 2
-    assert len(warnings_of(caplog)) == 1, caplog.text
-
-
 def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
     start = threading.Thread.start
 
@@ -111,61 +88,12 @@ def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
     assert [text for text in warnings_of(caplog) if "can't start new thread" in text], caplog.text
 
 
-@pytest.mark.slow
-def test_after_an_interrupted_fit_sampling_ends(fake_nvml, net):
-    class Interrupts(keras.callbacks.Callback):
-        def on_train_batch_end(self, step, logs=None):
-            raise KeyboardInterrupt
-
-    logger = UtilizationLogger(interval_seconds=INTERVAL)
-
-    def interrupted():
-        with pytest.raises(KeyboardInterrupt):
-            net.fit(logger, Interrupts())
-
-    interrupted()
-    gc.collect()
-    assert not samplers()
-    assert driven(logger)  # and the callback is as good as new
-
-
 def test_the_next_fit_ends_what_an_interrupted_one_left(tmp_path, fake_nvml):
     logger = UtilizationLogger(tmp_path, INTERVAL)
     logger.on_train_begin()  # and no on_train_end
     assert len(samplers()) == 1
     driven(logger)
     assert not samplers()
-
-
-@pytest.mark.parametrize("formats", [("csv", "jsonl"), ("jsonl", "tensorboard")])
-def test_the_log_folder_vanishes(tmp_path, fake_nvml, caplog, net, formats):
-    if "tensorboard" in formats:
-        pytest.importorskip("tensorboard")
-    logger = UtilizationLogger(tmp_path / "logs", INTERVAL, formats=formats)
-
-    class Removes(Slow):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:
-                shutil.rmtree(tmp_path / "logs")
-
-    history = net.fit(logger, Removes(logger))
-    assert len(history["host_memory_used_mib"]) == 2
-    assert len([text for text in warnings_of(caplog) if "to append to" in text]) == 1, caplog.text
-
-
-def test_a_full_disk(tmp_path, fake_nvml, caplog, net):
-    for name in ("utilization.csv", "utilization.jsonl"):
-        (tmp_path / name).write_text("x" * 99 + "\n" * 99_901)
-    (tmp_path / "utilization.csv").unlink()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_100, before[1]))  # Python ignores SIGXFSZ
-    try:
-        history = net.fit(logger, Slow(logger))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert len(history["host_memory_used_mib"]) == 2
-    assert len([text for text in warnings_of(caplog) if "Free the disk" in text]) == 1, caplog.text
 
 
 def test_files_that_hang_on_opening_hold_no_step_up(tmp_path, fake_nvml, net):
@@ -195,19 +123,6 @@ def test_files_that_hang_on_opening_hold_no_step_up(tmp_path, fake_nvml, net):
     assert steps_before_an_answer == [3]
     for name in ("utilization-2.csv", "throughput-2.csv"):
         assert len((tmp_path / name).read_text().splitlines()) > 1
-
-
-def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, set_clock):
-    fake_nvml.gpus.append(FakeGpu(energy_millijoules=0, power_milliwatts=500_000))
-    hours = itertools.cycle([0, 3600, -3600])
-    set_clock(time.monotonic, GpuSampler, wall=lambda: time.time() + next(hours))
-    logs = driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)), samples=6)
-    rows = lines(tmp_path / "utilization.jsonl")
-    elapsed = [row["elapsed_seconds"] for row in rows]
-    assert elapsed == sorted(elapsed)
-    assert elapsed[-1] < 60
-    assert max(row["time_seconds"] for row in rows) - min(row["time_seconds"] for row in rows) > 7000
-    assert (logs["gpu_power_watts"], logs["gpu_energy_joules"]) == (500.0, 0.0)  # by a counter that stands still
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -1,18 +1,14 @@
-import copy
 import csv
 import itertools
 import json
 import math
-import pickle
 import time
 
 import keras
 import pytest
-from fake_nvml import FIELD_FUNCTIONS, GPM, FakeGpu
-from models import assert_same_state
+from fake_nvml import GPM, FakeGpu
 from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, net
 
-from tfopt import fit as overlapping
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSampler, sampler
 from tfopt.hardware.gpu_memory import AllocatorReading
@@ -127,17 +123,6 @@ def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, n
     assert history["gpu_energy_joules_per_thousand_examples"] == [6000 / EXAMPLES * 1000] * 3
 
 
-@pytest.mark.parametrize("field", sorted(FIELD_FUNCTIONS))
-def test_a_field_that_the_device_does_not_give_is_left_out(tmp_path, fake_nvml, field):
-    fake_nvml.gpus.append(FakeGpu(unsupported=set(FIELD_FUNCTIONS[field])))
-    logs = driven(UtilizationLogger(tmp_path, INTERVAL))
-    assert (field in logs) == (field == "gpu_energy_joules")  # which the readings of power give as well
-    first = lines(tmp_path / "utilization.jsonl")[0]
-    assert first[field] is None
-    with open(tmp_path / "utilization.csv", newline="") as file:
-        assert next(csv.DictReader(file))[field] == ""
-
-
 def test_without_a_gpu_the_host_is_logged(tmp_path, fake_nvml):
     logs = driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)))
     assert not [key for key in logs if key.startswith("gpu") or key == "throttled_percent"]
@@ -224,37 +209,6 @@ def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_n
     assert 41 in {point.step for point in seen.Scalars("host/process_memory_mib")}
 
 
-def test_it_can_be_copied(tmp_path, fake_nvml):
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    for copied in (copy.deepcopy(logger), pickle.loads(pickle.dumps(logger))):
-        assert driven(copied)
-    driven(logger)
-
-
-def test_keras_loggers_after_it_see_its_keys(tmp_path, fake_nvml, net):
-    fake_nvml.gpus.append(FakeGpu())
-    logger = UtilizationLogger(interval_seconds=INTERVAL)
-    net.fit(logger, Slow(logger), keras.callbacks.CSVLogger(tmp_path / "log.csv"))
-    assert "gpu_power_watts" in (tmp_path / "log.csv").read_text()
-    with pytest.warns(UserWarning, match="Expected UtilizationLogger before CSVLogger"):
-        net.fit(keras.callbacks.CSVLogger(tmp_path / "log.csv"), UtilizationLogger())
-
-
-def test_training_is_bit_for_bit_the_same(tmp_path, fake_nvml, net):
-    fake_nvml.gpus.append(FakeGpu())
-    net.fit()
-    plain = net.state()
-    net.fit(keras.callbacks.History(), UtilizationLogger(tmp_path, INTERVAL))
-    assert_same_state(plain, net.state())
-    overlapping.overlap(net.model)
-    try:
-        history = net.fit(UtilizationLogger(tmp_path, INTERVAL), validation_split=0)
-    finally:
-        overlapping.undo(net.model)
-    assert_same_state(plain, net.state())
-    assert len(history["process_memory_mib"]) == 2
-
-
 def cluster(index, workers=2):
     addresses = [f"127.0.0.1:{port}" for port in range(workers)]
     return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
@@ -276,31 +230,3 @@ def test_alone_there_is_no_summary(tmp_path, fake_nvml, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster(0, workers=1))
     driven(UtilizationLogger(tmp_path, INTERVAL))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["utilization.csv", "utilization.jsonl"]
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="interval_seconds"):
-        UtilizationLogger(interval_seconds=0)
-    with pytest.raises(ValueError, match=r"Expected a log format: 'csv', 'jsonl' or 'tensorboard'\. Received: 'xml'"):
-        UtilizationLogger(formats=("xml",))
-
-
-def test_a_loop_of_ones_own_that_sets_no_params(fake_nvml):
-    logger, logs = UtilizationLogger(interval_seconds=INTERVAL), {}
-    slow = Slow(logger, 2)
-    logger.on_train_begin()
-    logger.on_epoch_begin(0)
-    slow.wait()
-    logger.on_train_batch_end(0)
-    logger.on_epoch_end(0, logs)
-    logger.on_train_end()
-    assert logs["process_memory_mib"] > 0
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])
-def test_a_copy_after_and_within_a_fit_begins_as_new(tmp_path, fake_nvml, copied):
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    logger.on_train_begin()
-    within = copied(logger)
-    logger.on_train_end()
-    assert len([driven(copy)["process_memory_mib"] for copy in (within, copied(logger))]) == 2

@@ -91,6 +91,7 @@ def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, fake_
         time.sleep(0.05)
     assert left == set()
     assert [(tmp_path / f"{number}.html").exists() for number in range(3)] == [True] * 3
+    assert len(fit(*callbacks, model=model, epochs=2).epoch) == 2, "they can run again"
 
 
 @pytest.mark.slow

@@ -1,9 +1,7 @@
 import dataclasses
-import gc
 import math
 import threading
 import time
-import weakref
 from contextlib import ExitStack
 from fractions import Fraction
 
@@ -11,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from watched_fit import Interrupts, fit, net, threads
+from watched_fit import fit, net
 
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
@@ -101,17 +99,3 @@ def test_readings_of_sources_in_the_list_or_added():
     fit(user, samples, throughput)
     assert not samples.listeners._methods
     assert not throughput.listeners._methods
-
-
-@pytest.mark.slow
-def test_after_an_interrupted_fit_an_added_source_ends_though_its_user_stays():
-    user = User()
-    with pytest.raises(KeyboardInterrupt):
-        fit(user, Interrupts())
-    gc.collect()
-    assert not threads("sampler")
-    user.ending.close()
-    going = weakref.ref(user)
-    del user
-    gc.collect()
-    assert going() is None
