@@ -105,15 +105,6 @@ def test_the_remedy_fits_the_cause():
     assert repeated_compilation([], 1) is None
 
 
-def test_functions_of_one_name_are_counted_apart():
-    history = History()
-    both = [
-        history.add("f", "f_1", 1.0, {0: f"float32 ({size},)"}, variables=(name,)) for size in (1, 2) for name in "ab"
-    ]
-    assert repeated_compilation(both, 2) is None
-    assert repeated_compilation(both, 1) is not None
-
-
 class Fails(keras.callbacks.Callback):
     def __init__(self, error):
         super().__init__()
@@ -124,11 +115,10 @@ class Fails(keras.callbacks.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_in_another_callback(error):
-    model, logger, fails = linear(), CompilationLogger(), Fails(error)
+def test_an_exception_in_another_callback():
+    model, logger, fails = linear(), CompilationLogger(), Fails(KeyboardInterrupt)
     fit(CompilationLogger(), model)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         fit(logger, model, callbacks=[fails])
     del fails
     gc.collect()

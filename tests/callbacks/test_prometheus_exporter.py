@@ -154,20 +154,16 @@ def test_what_is_unknown_has_no_sample(driven):
 
 def test_logs_are_finite_numbers_under_whatever_name(driven):
     exporter = driven()
-    exporter.on_epoch_end(0, {"loss": 0.5, 'a "b"\n\\': 1, "nan": float("nan"), "text": "x", "none": None})
+    logs = {"loss": 0.5, 'a "b"\n\\': 1, "\ud800": 2, 7: 1.5, "nan": float("nan"), "text": "x", "none": None}
+    exporter.on_epoch_end(0, logs)
     found = written(exporter)
     assert {key: value for key, value in found.items() if key[0] == "tfopt_log"} == {
         ("tfopt_log", "loss"): 0.5,
         ("tfopt_log", 'a "b"\n\\'): 1.0,
+        ("tfopt_log", "\ufffd"): 2.0,
+        ("tfopt_log", "7"): 1.5,
     }
     assert found["tfopt_epochs_total",] == 1.0
-
-
-def test_a_log_key_that_no_file_can_hold(driven):
-    exporter = driven()
-    exporter.on_epoch_end(0, {"\ud800": 0.5, 7: 1.5})
-    found = written(exporter)
-    assert (found["tfopt_log", "\ufffd"], found["tfopt_log", "7"]) == (0.5, 1.5)
 
 
 def test_evaluate_and_predict_without_fit(tmp_path):
@@ -368,14 +364,8 @@ def test_the_package_is_missing(monkeypatch):
         ({}, ValueError, "Expected a textfile or a port. Received: textfile=None, port=None"),
         ({"textfile": "a.prom", "port": 1}, ValueError, "For both, use two exporters"),
         ({"textfile": "metrics.txt"}, ValueError, r'ends in ".prom". Received: \'metrics.txt\'. node_exporter'),
-        ({"textfile": 3}, TypeError, "Expected textfile to be a path. Received: 3"),
-        ({"port": "9000"}, TypeError, "Expected port to be an integer. Received: '9000'"),
-        ({"port": True}, TypeError, "Expected port to be an integer"),
         ({"port": 65536}, ValueError, "Expected port to be from 0 to 65535"),
         ({"port": 0, "host": ""}, TypeError, "Expected host to be an address. Received: ''"),
-        ({"port": 0, "host": None}, TypeError, "Expected host to be an address. Received: None"),
-        ({"port": 0, "interval_seconds": 0}, ValueError, "Expected interval_seconds to be above 0"),
-        ({"port": 0, "interval_seconds": "15"}, TypeError, "Expected interval_seconds to be a number"),
     ],
 )
 def test_bad_arguments(arguments, error, message):

@@ -1,6 +1,5 @@
 import functools
 import gc
-import os
 import re
 import subprocess
 import sys
@@ -174,12 +173,11 @@ def stop(error):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_interrupted_fit_leaves_a_page(tmp_path, error):
+def test_an_interrupted_fit_leaves_a_page(tmp_path):
     path, logger = tmp_path / "report.html", UtilizationLogger(interval_seconds=0.01)
     writer = ReportWriter(path)
-    with pytest.raises(error):
-        fit(writer, logger, After(logger, stop(error)), epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(writer, logger, After(logger, stop(KeyboardInterrupt)), epochs=2)
     gc.collect()
     page = text(path)
     assert "0 epochs in" in page
@@ -241,19 +239,6 @@ def test_a_page_that_cannot_be_written_is_told_once(tmp_path, caplog):
     assert len(found) == 1
     assert found[0].startswith(f"Expected to write the report to {folder / 'report.html'}. Found: ")
     assert "The training goes on; free the disk or choose another path." in found[0]
-
-
-def test_a_full_disk_leaves_the_page_of_before(tmp_path, caplog, monkeypatch):
-    path = tmp_path / "report.html"
-    path.write_text("the one of before")
-
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    fit(ReportWriter(path))
-    assert path.read_text() == "the one of before"
-    assert "No space left on device" in caplog.text
 
 
 def test_a_disk_that_hangs_holds_fit_up_for_a_stated_time(tmp_path, caplog, monkeypatch):
@@ -331,14 +316,3 @@ def test_how_a_model_is_trained_in_words(monkeypatch):
     model.compile("sgd", "mse", run_eagerly=True)
     assert "XLA off, eager" in ", ".join(report_writer._setup(model))
     assert report_writer._setup(keras.Model()) == ("float32",), "no layers"
-
-
-def test_bad_paths(tmp_path):
-    with pytest.raises(TypeError, match=r"Expected path to be a path\. Received: None\. Name a file"):
-        ReportWriter(None)
-    with pytest.raises(ValueError, match=r"Expected path to be a local path\. Received: 'gs://b/r.html'"):
-        ReportWriter("gs://b/r.html")
-    with pytest.raises(ValueError, match=r"Expected path to be a file\. Received: .*a folder"):
-        ReportWriter(tmp_path)
-    with pytest.raises(ValueError, match="a folder"):
-        ReportWriter("")

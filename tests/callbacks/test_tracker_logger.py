@@ -229,26 +229,9 @@ def test_a_tracker_that_hangs_holds_nothing_up_and_is_waited_for_a_little(caplog
     released.set()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (
-            (object(),),
-            TypeError,
-            r"Expected a tracker with a method log\(dict, step\). Received: <object .*Pass a W&B run",
-        ),
-        ((SimpleNamespace(log=3),), TypeError, "Expected a tracker with a method"),
-        ((None,), TypeError, "Received: None"),
-        ((Tracker(), {"interval_seconds": "10"}), TypeError, "Expected interval_seconds to be a number"),
-        ((Tracker(), {"interval_seconds": 0}), ValueError, "Expected interval_seconds to be above 0"),
-        (
-            (Tracker(), {"interval_seconds": float("nan")}),
-            ValueError,
-            "Expected interval_seconds to be a finite number",
-        ),
-    ],
-)
-def test_bad_arguments(arguments, error, message):
-    options = arguments[1] if len(arguments) > 1 else {}
-    with pytest.raises(error, match=message):
-        TrackerLogger(arguments[0], **options)
+def test_bad_arguments():
+    expected = r"Expected a tracker with a method log\(dict, step\). Received: <object .*Pass a W&B run"
+    with pytest.raises(TypeError, match=expected):
+        TrackerLogger(object())
+    with pytest.raises(TypeError, match="Expected a tracker with a method"):
+        TrackerLogger(SimpleNamespace(log=3))

@@ -120,8 +120,3 @@ def test_no_proc_and_no_sys(tmp_path: Path) -> None:
     assert found.cpus == len(found.affinity) >= 1
     assert (found.cpu_model, found.memory_total_mib, found.memory_available_mib) == (None, None, None)
     assert str(found).startswith("unknown CPU")
-
-
-def test_this_host() -> None:
-    found = host()
-    assert 0 < found.cpus <= len(found.affinity)

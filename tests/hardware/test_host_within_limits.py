@@ -136,17 +136,6 @@ def test_memory_that_the_container_fills_shows(machine: Machine, readings: Calla
     assert readings(lambda: None).host_memory_percent == pytest.approx(100 * 63 / 64)
 
 
-def test_v1_memory(machine: Machine, readings: Callable[..., HostReading]) -> None:
-    machine.put("proc/self/cgroup", "5:memory:/box\n")
-    machine.group(
-        "memory/box",
-        memory__limit_in_bytes=4 * GIB,
-        memory__usage_in_bytes=3 * GIB,
-        memory__stat=f"inactive_file 0\ntotal_inactive_file {2 * GIB}",
-    )
-    assert readings(lambda: None).host_memory_used_mib == 1024.0
-
-
 def devices(machine: Machine, kind: str, *names: str) -> None:
     for name in names:
         (machine.sys / kind / name / "device").mkdir(parents=True)

@@ -188,11 +188,6 @@ def test_the_default_is_this_processs_environment(gpu: FakeGpu, monkeypatch: pyt
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
-def test_no_gpu_no_words(caplog: pytest.LogCaptureFixture) -> None:
-    assert gpus() == ()
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
 def test_no_driver_is_normal(code: int, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
     fake_nvml.fail("nvmlInit", code)
@@ -235,14 +230,6 @@ def test_hidden_gpus_are_not_even_asked(fake_nvml: FakeNvml) -> None:
     assert fake_nvml.calls["nvmlInit"] == 0
 
 
-def test_all_of_one_gpu_in_mig_mode_is_its_first_instance(
-    fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake_nvml.gpus.append(FakeGpu(uuid=A, instances=[mig_instance("MIG-a1"), mig_instance("MIG-a2")]))
-    assert seen(None) == ["MIG-a1"]
-    assert not caplog.records
-
-
 def test_the_mig_instances_of_all_gpus(fake_nvml: FakeNvml) -> None:
     fake_nvml.gpus += [
         FakeGpu("GPU-b", bus=2, instances=[mig_instance("MIG-b1")]),
@@ -251,10 +238,6 @@ def test_the_mig_instances_of_all_gpus(fake_nvml: FakeNvml) -> None:
     ]
     assert mig_instances() == ("MIG-a1", "MIG-a2", "MIG-b1")
     assert len(gpus()) == 1
-
-
-def test_no_mig_instance(gpu: FakeGpu) -> None:
-    assert mig_instances() == ()
 
 
 def test_no_driver_means_no_mig_instance(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
@@ -285,10 +268,6 @@ def test_a_mig_instance_has_those_of_its_gpu(fake_nvml: FakeNvml) -> None:
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN])
 def test_a_driver_that_does_not_say(gpu: FakeGpu, code: int) -> None:
     gpu.errors["nvmlDeviceGetCpuAffinity"] = code
-    assert cpu_affinity(gpus()[0]) is None
-
-
-def test_no_cpu_at_all_is_no_answer(gpu: FakeGpu) -> None:
     assert cpu_affinity(gpus()[0]) is None
 
 

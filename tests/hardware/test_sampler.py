@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pynvml
 import pytest
 from fake_nvml import (
@@ -22,8 +21,6 @@ from fake_nvml import (
     READING,
     FakeGpu,
     FakeNvml,
-    lost,
-    mig_instance,
     tick,
 )
 from quick import first_quick
@@ -31,7 +28,6 @@ from quick import first_quick
 from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
 from tfopt.hardware.host_activity import HostMeter, HostReading
 from tfopt.hardware.nvml import driver
-from tfopt.hardware.sampler import _next_due
 
 HOST = HostReading(
     host_cpu_percent=12.5, host_memory_used_mib=2048.0, process_memory_mib=256.0, disk_read_mib_per_second=8.0
@@ -97,14 +93,6 @@ def test_a_row_is_json(clock: FakeClock, gpu: FakeGpu) -> None:
     assert json.loads(json.dumps(GpuSample(0.0, 0.0).to_dict()))["throttle_reasons"] is None
 
 
-@pytest.mark.parametrize("field", FIELD_FUNCTIONS)
-def test_an_unsupported_field_is_none(field: str, clock: FakeClock, gpu: FakeGpu) -> None:
-    gpu.unsupported.update(FIELD_FUNCTIONS[field])
-    (row,) = Driven(clock).tick()
-    assert getattr(row, field) is None
-    assert row == replace(ROW, **lost(*FIELD_FUNCTIONS[field]))
-
-
 def test_without_a_gpu_the_host_is_sampled(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     expected = replace(ROW, index=None, uuid=None, **UNKNOWN)
     assert Driven(clock).tick() == (expected,)
@@ -115,19 +103,6 @@ def test_only_visible_gpus_are_read_in_their_order(clock: FakeClock, fake_nvml: 
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, temperature=50 + bus) for bus in range(3)]
     rows = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": "2,0"}).tick()
     assert [(row.index, row.uuid, row.gpu_temperature_celsius) for row in rows] == [(0, "GPU-2", 52), (1, "GPU-0", 50)]
-
-
-def test_hidden_gpus_are_not_asked(clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
-    (row,) = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": ""}).tick()
-    assert row.index is None
-    assert not fake_nvml.calls
-
-
-def test_a_mig_instance_has_memory(clock: FakeClock, fake_nvml: FakeNvml) -> None:
-    fake_nvml.gpus.append(FakeGpu(instances=[mig_instance("MIG-1")]))
-    (row,) = Driven(clock).tick()
-    memory = {"gpu_memory_used_mib": 1024.0, "gpu_memory_total_mib": 16_384.0}
-    assert row == replace(ROW, uuid="MIG-1", **{**UNKNOWN, **memory})
 
 
 def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
@@ -145,7 +120,6 @@ def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
         (lambda fake: setattr(fake, "installed", False), "pip install nvidia-ml-py"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), "no NVIDIA GPU"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "not loaded"),
-        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "different versions"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION), "/dev/nvidia"),
     ],
 )
@@ -198,7 +172,9 @@ def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", *READ_FUNCTIONS])
+@pytest.mark.parametrize(
+    "function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetPowerUsage"]
+)
 def test_every_error_is_survived_with_at_most_one_warning(
     function: str,
     error_codes: Iterator[int],
@@ -452,24 +428,6 @@ def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(
     assert "a defect" in caplog.text
 
 
-def test_a_broken_psutil_leaves_the_gpus(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(**options: Any) -> None:
-        raise psutil.AccessDenied
-
-    monkeypatch.setattr(psutil, "cpu_times", denied)
-    (row,) = Driven(FakeClock()).tick()
-    assert (row.uuid, row.host_cpu_percent) == (gpu.uuid, None)
-    assert row.process_memory_mib is not None
-
-
-@pytest.mark.parametrize(
-    ("due", "elapsed", "expected"),
-    [(0.0, 0.1, 0.5), (0.5, 0.5, 1.0), (0.5, 1.0, 1.0), (0.5, 1.1, 1.5), (0.5, 7.3, 7.5)],
-)
-def test_late_samples_are_skipped_and_lateness_does_not_add_up(due: float, elapsed: float, expected: float) -> None:
-    assert _next_due(due, elapsed, 0.5) == pytest.approx(expected)
-
-
 def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = []
 
@@ -551,18 +509,6 @@ def _overdue() -> Future[Any]:
     return overdue
 
 
-def test_a_sampler_whose_thread_is_gone_starts_again(gpu: FakeGpu) -> None:
-    """As in a forked child, which has the object and not the thread."""
-    sampler = GpuSampler(0.01).start()
-    thread = sampler._thread
-    assert thread is not None
-    sampler._ended.set()
-    thread.join(10)
-    sampler.start()
-    assert sampler._thread is not thread
-    sampler.close()
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
     fake_nvml.hang("nvmlDeviceGetPowerUsage")
@@ -640,18 +586,9 @@ def test_an_error_that_is_none_of_nvmls_leaves_the_host(
     ("options", "error"),
     [
         ({"interval_seconds": 0}, ValueError),
-        ({"interval_seconds": -1.0}, ValueError),
-        ({"interval_seconds": float("nan")}, ValueError),
-        ({"interval_seconds": float("inf")}, ValueError),
-        ({"interval_seconds": "1"}, TypeError),
-        ({"interval_seconds": None}, TypeError),
-        ({"interval_seconds": True}, TypeError),
         ({"deadline_seconds": 0}, ValueError),
         ({"keep": 0}, ValueError),
-        ({"keep": -1}, ValueError),
         ({"keep": 1.5}, TypeError),
-        ({"keep": True}, TypeError),
-        ({"keep": None}, TypeError),
         ({"on_sample": 3}, TypeError),
     ],
 )

@@ -125,16 +125,6 @@ def test_a_step_that_does_not_end(at, named):
 
 
 @pytest.mark.slow
-def test_several_steps_an_execution():
-    def run(held, hooks):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("sgd", "mse", jit_compile=False, steps_per_execution=4)
-        fits(generated(held), [hooks], model)
-
-    assert stands(6, run) == ("input", None)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["input", "step"])
 def test_overlapped(where):
     def run(held, hooks):
