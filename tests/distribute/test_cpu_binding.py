@@ -166,7 +166,3 @@ def test_str(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert str(binding) == "128 of 128 CPUs: no GPU to be near to"
     assert binding.after == frozenset(range(128))
-
-
-def test_this_machine() -> None:
-    assert 1 <= threads(ALONE, bind_cpus([]))[0] <= len(os.sched_getaffinity(0))

@@ -53,12 +53,6 @@ def test_a_wrong_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert err.count("\n") == 1
 
 
-def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--yaml"])
-    assert caught.value.code == 2
-
-
 def test_as_a_process_without_tensorflow() -> None:
     script = (
         "import runpy, sys; sys.argv = ['tfopt.distribute']\n"

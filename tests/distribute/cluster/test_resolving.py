@@ -81,11 +81,8 @@ def test_a_scheduler_is_one_more_source(monkeypatch: pytest.MonkeyPatch) -> None
     ("arguments", "error", "text"),
     [
         ({"workers": ["a:1"]}, ValueError, "Expected workers and index, or neither. Received: no index"),
-        ({"index": 0}, ValueError, "Received: no workers"),
         ({"workers": "a:1", "index": 0}, TypeError, "Expected workers as a list of addresses. Received: 'a:1'"),
-        ({"workers": {"a:1"}, "index": 0}, TypeError, "Expected workers as a list of addresses"),
         ({"workers": [], "index": 0}, ClusterError, "Found: 0"),
-        ({"workers": ["a"], "index": 0}, ClusterError, r"worker 0 \(arguments\)"),
         ({"workers": ["a:1"], "index": 1}, ClusterError, "from 0 to 0. Found: 1"),
     ],
 )

@@ -14,7 +14,6 @@ from tfopt import hardware
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.cluster.resolving import resolve
 from tfopt.distribute.cluster.slurm import from_slurm
-from tfopt.distribute.placement import visible_devices
 from tfopt.errors import ClusterError
 
 nvml = fake_nvml.fake_nvml
@@ -157,30 +156,21 @@ def test_tf_config_comes_first() -> None:
             {"SLURM_STEP_NUM_TASKS": "two"},
             "Expected SLURM_STEP_NUM_TASKS to be an integer from 1 to 4096. Found: 'two'",
         ),
-        ({"SLURM_STEP_NUM_TASKS": "4097"}, "Found: '4097'"),
         ({"SLURM_STEP_NUM_TASKS": "6"}, "to place the 6 tasks of SLURM_STEP_NUM_TASKS on the 2 nodes"),
         ({"SLURM_STEP_NODELIST": None}, "Expected SLURM_STEP_NODELIST, .* Found: no such variable"),
-        ({"SLURM_STEP_NODELIST": "n[9-10"}, "Expected a host list"),
         ({"SLURM_STEP_NODELIST": "n[9-11]"}, "on the 3 nodes of SLURM_STEP_NODELIST. Found: '3,2'"),
         ({"SLURM_STEP_NODELIST": "n[10,9]"}, "Found: SLURMD_NODENAME='n10' and not 'n9'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": None}, "Expected SLURM_STEP_TASKS_PER_NODE, .* Found: no such variable"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "3;2"}, r"in the form 2\(x3\),1\. Found: '3;2'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "5,0"}, r"in the form 2\(x3\),1\. Found: '5,0'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "5(x0)"}, r"Found: '5\(x0\)'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "9(x999999999)"}, r"Found: '9\(x999999999\)'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2,3"}, "Found: SLURM_LOCALID='0' and not '1'"),
         ({"SLURM_PROCID": None}, "Expected SLURM_PROCID, .* Found: no such variable"),
         ({"SLURM_PROCID": "5"}, "Expected SLURM_PROCID to be an integer from 0 to 4. Found: '5'"),
         ({"SLURM_PROCID": "4"}, "task 4 of the step .* Found: SLURM_LOCALID='0' and not '1'"),
-        ({"SLURM_PROCID": "-1"}, "Found: '-1'"),
         ({"SLURM_GTIDS": "3"}, "Found: SLURM_GTIDS='3' and not '3,4'"),
         ({"SLURM_DISTRIBUTION": "cyclic"}, "SLURM_GTIDS='3,4' and not '1,3'. What to do: .*--distribution=block"),
         ({"SLURM_DISTRIBUTION": "arbitrary"}, "to be block, cyclic or plane. Found: 'arbitrary', .*TF_CONFIG in each"),
         ({"SLURM_DISTRIBUTION": "plane"}, "Expected SLURM_DIST_PLANESIZE, "),
         ({"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "0"}, "Expected SLURM_DIST_PLANESIZE to be .* '0'"),
         ({"SLURM_STEP_RESV_PORTS": "1-5]a[1"}, r"Expected SLURM_STEP_RESV_PORTS to list ports.* Found: '1-5\]a\[1'"),
-        ({"SLURM_JOB_ID": None, "SLURM_STEP_RESV_PORTS": None}, "Expected SLURM_JOB_ID, "),
-        ({"SLURM_STEP_RESV_PORTS": "21016-"}, r"Expected a host list .* Found: '\[21016-\]'"),
         ({"SLURM_STEP_RESV_PORTS": None, "SLURM_JOB_ID": "31_4"}, "Expected SLURM_JOB_ID to be .* Found: '31_4'"),
         ({"SLURM_STEP_RESV_PORTS": None, "SLURM_STEP_ID": None}, "Expected SLURM_STEP_ID, "),
         ({"SLURM_HET_SIZE": "2"}, "Expected a step within one component of a heterogeneous job"),
@@ -247,45 +237,10 @@ def test_five_thousand_mutated_ones_give_a_cluster_a_line_or_a_cluster_error() -
     assert min(clusters, errors) > 100
 
 
-class TestGpus:
-    """CUDA_VISIBLE_DEVICES and SLURM_GPUS_ON_NODE as Slurm 22.05 sets them for two tasks on a node with four GPUs."""
-
-    def values(self, gpus: int, *visible: str) -> list[str | None]:
-        pairs = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "n9"}
-        found = []
-        for local, value in enumerate(visible):
-            environ = task(local, 0, local, "0,1", **pairs, CUDA_VISIBLE_DEVICES=value, SLURM_GPUS_ON_NODE=str(gpus))
-            found.append(visible_devices(environ, cluster(environ)).value)
-        return found
-
-    @pytest.mark.parametrize(
-        ("option", "gpus", "first", "second"),
-        [
-            ("--gpus-per-task=2", 4, "0,1", "2,3"),
-            ("--gpus-per-task=2, and a control group for each task", 4, "0,1", "0,1"),
-            ("--gpus-per-task=1", 2, "0", "1"),
-            ("--gpu-bind=map_gpu:3,1", 4, "3", "1"),
-            ("--gpus-per-task=2, by UUID", 4, "GPU-a,GPU-b", "GPU-c,GPU-d"),
-        ],
-    )
-    def test_a_tasks_own_gpus_are_left_alone(self, option: str, gpus: int, first: str, second: str) -> None:
-        assert self.values(gpus, first, second) == [first, second]
-
-    def test_what_all_tasks_see_is_divided(self) -> None:
-        assert self.values(4, *["0,1,2,3"] * 2) == ["0,1", "2,3"]
-        assert self.values(3, *["0,1,2"] * 2) == ["0", "1"]
-        assert self.values(2, *["GPU-b,GPU-a"] * 2) == ["GPU-b", "GPU-a"]
-
-    @pytest.mark.parametrize("none", ["NoDevFiles", "", "-1"])
-    def test_none_stays_none(self, nvml: FakeNvml, none: str) -> None:
-        nvml.gpus.append(FakeGpu())
-        assert self.values(4, none, none) == [none, none]
-        assert hardware.gpus(environ={"CUDA_VISIBLE_DEVICES": none}) == ()
-
-    def test_numbers_are_those_within_the_control_group(self, nvml: FakeNvml) -> None:
-        # NVML counts other jobs' GPUs and denies access to them.
-        nvml.gpus += [FakeGpu(f"GPU-{bus}", bus=bus) for bus in range(4)]
-        for gpu in (nvml.gpus[0], nvml.gpus[2]):
-            nvml.fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_NO_PERMISSION, gpu=gpu)
-        assert [gpu.uuid for gpu in hardware.gpus(environ={"CUDA_VISIBLE_DEVICES": "0,1"})] == ["GPU-1", "GPU-3"]
-        assert [gpu.uuid for gpu in hardware.gpus(environ={"CUDA_VISIBLE_DEVICES": "GPU-3"})] == ["GPU-3"]
+def test_numbers_of_gpus_are_those_within_the_control_group(nvml: FakeNvml) -> None:
+    # NVML counts other jobs' GPUs and denies access to them.
+    nvml.gpus += [FakeGpu(f"GPU-{bus}", bus=bus) for bus in range(4)]
+    for gpu in (nvml.gpus[0], nvml.gpus[2]):
+        nvml.fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_NO_PERMISSION, gpu=gpu)
+    assert [gpu.uuid for gpu in hardware.gpus(environ={"CUDA_VISIBLE_DEVICES": "0,1"})] == ["GPU-1", "GPU-3"]
+    assert [gpu.uuid for gpu in hardware.gpus(environ={"CUDA_VISIBLE_DEVICES": "GPU-3"})] == ["GPU-3"]
