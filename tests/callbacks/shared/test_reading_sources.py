@@ -10,10 +10,11 @@ from models import batch, small_net
 
 from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.shared.reading_sources import Listeners, find_source
+from tfopt.callbacks.shared.running_fit import Callback
 from tfopt.warn import forget_warnings
 
 
-class User(keras.callbacks.Callback):
+class User(Callback):
     """Asks for a ThroughputLogger, and keeps what it is told."""
 
     def __init__(self):
