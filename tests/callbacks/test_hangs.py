@@ -1,11 +1,7 @@
 """A training that hangs, with all callbacks that watch one, on eight GPUs."""
 
-import os
-import subprocess
-import sys
 import threading
 import urllib.request
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -116,48 +112,3 @@ def test_a_hang_is_told_by_all_and_the_next_fit_starts_over(tmp_path, fake_nvml,
     assert named in (tmp_path / "page.html").read_text()
     model.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=checked, callbacks=watching)
     assert [alert for alert in (*stuck.alerts, *second.alerts) if named in alert.cause] == []
-
-
-# A replica stops in its third step, and the other one waits for it.
-REPLICAS = """
-import threading, time
-import keras, numpy as np, tensorflow as tf
-tf.config.set_visible_devices([], "GPU")
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from fake_nvml import GPM, FakeGpu, FakeNvml
-from test_hangs import net
-from tfopt.callbacks import UtilizationAlert, UtilizationLogger
-from tfopt.hardware.nvml import driver
-
-nvml = FakeNvml()
-waiting = GPM | {"NVML_GPM_METRIC_SM_UTIL": 9.0}
-nvml.gpus += [FakeGpu(utilization=100, uuid=f"GPU-{at}", bus=at + 1, gpm=waiting) for at in range(2)]
-driver._door = driver.Nvml(load=nvml.load, clock=time.monotonic)
-steps, told = [], threading.Event()
-
-def hold():
-    steps.append(1)
-    assert len(steps) != 2 * 2 + 1 or told.wait(60)
-
-def tell(alert):
-    print(alert.text)
-    told.set()
-
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    model = net(hold)
-alert = UtilizationAlert("seconds_since_step", above=3, for_seconds=0.2, action=tell)
-model.fit(np.ones((32, 3)), np.ones((32, 2)), batch_size=4, verbose=0, callbacks=[UtilizationLogger(None, 0.05), alert])
-print(len(alert.alerts), int(model.optimizer.iterations.numpy()))
-"""
-
-
-@pytest.mark.slow
-def test_an_all_reduce_that_waits_for_a_replica_is_named():
-    paths = os.pathsep.join([str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent)])
-    environ = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True, env=environ, timeout=300)
-    told, counted = done.stdout.splitlines()
-    assert told.startswith("Expected seconds_since_step to be at most 3. Found ")
-    assert "the GPUs run without pause, so they wait in an all-reduce for a replica that has stopped" in told
-    assert counted == "1 8"

@@ -1,10 +1,6 @@
 import csv
 import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -383,48 +379,6 @@ def test_the_pace_of_steps_launched_ahead(monkeypatch, steps_per_execution, ever
     # No time of the first step is the second's: its end is waited for.
     assert logger.first_step_seconds == 1 + 10 * steps_per_execution
     assert len(counted) == 3
-
-
-TWO_REPLICAS = """
-from types import SimpleNamespace
-
-import keras
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from models import batch
-from tfopt.callbacks import ThroughputLogger, throughput_logger
-from tfopt.callbacks.shared.running_fit import replicas_of
-from tfopt.causes.between_gpus import Replicas
-
-class Clock:
-    now = 0.0
-    def __call__(self):
-        self.now += 1.0
-        return self.now
-
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-throughput_logger.time = SimpleNamespace(perf_counter=Clock())
-logger = ThroughputLogger(peak_tflops=3)
-history = model.fit(*batch(40), batch_size=8, epochs=2, verbose=0, callbacks=[logger]).history
-assert history["examples_per_second"] == [8.0, 8.0], history
-assert logger.peak_tflops == 6
-assert replicas_of(model) == Replicas(2, 2, "MirroredStrategy")
-assert logger.flops_per_example == 4 * 64, logger.flops_per_example
-print("done", model.distribute_strategy.num_replicas_in_sync)
-"""
-
-
-@pytest.mark.slow
-def test_two_replicas():
-    """In a process of its own: logical devices are made before TensorFlow starts."""
-    folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(folders)}
-    run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert "done 2" in run.stdout
 
 
 def test_a_list_of_callbacks_that_tells_nothing_of_the_fit(set_clock):

@@ -69,6 +69,19 @@ class Seen(keras.callbacks.Callback):
         self._epoch = epoch
 
 
+def interrupt(folder, *place, **options):
+    """Ends a training by SIGTERM at an epoch's step."""
+    with pytest.raises(SystemExit):
+        fit(net(), TrainingCheckpoint(folder), Interrupt("step", *place), **options)
+
+
+def resume(folder, *callbacks, model=None, **options):
+    """The steps that a training from a folder's checkpoint runs, as epoch and step."""
+    seen = Seen()
+    fit(model or net(), seen, *callbacks, TrainingCheckpoint(folder), **options)
+    return seen.steps
+
+
 # When it saves.
 
 
@@ -201,9 +214,7 @@ def test_a_training_that_was_stopped_early_has_ended(folder):
         return keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=99)
 
     fit(net(), stopping(), TrainingCheckpoint(folder), epochs=9)
-    seen = Seen()
-    fit(net(), seen, stopping(), TrainingCheckpoint(folder), epochs=9)
-    assert seen.steps == []
+    assert resume(folder, stopping(), epochs=9) == []
 
 
 class Stop(keras.callbacks.Callback):
@@ -250,9 +261,7 @@ def test_one_that_was_stopped_for_a_loss_of_nan_goes_on_before_that(folder, step
 @pytest.mark.slow
 def test_one_that_was_stopped_at_an_epochs_last_step_goes_on_with_the_next(folder):
     fit(net(), Stop(1, STEPS - 1), TrainingCheckpoint(folder), epochs=3)
-    seen = Seen()
-    fit(net(), seen, TrainingCheckpoint(folder), epochs=3)
-    assert seen.steps[0] == (2, 0)
+    assert resume(folder, epochs=3)[0] == (2, 0)
 
 
 @pytest.mark.slow
@@ -313,8 +322,7 @@ def test_loggers_go_on_counting_steps(folder, tmp_path, first):
 
 @pytest.mark.slow
 def test_says_where_it_goes_on(folder, capsys):
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 2))
+    interrupt(folder, 1, 2)
     assert f"SIGTERM: saved step 10 to '{folder}'. Run the same command again to continue." in capsys.readouterr().out
     seen = Seen()
     net().fit(X, Y, batch_size=BATCH, epochs=2, verbose=2, callbacks=[seen, TrainingCheckpoint(folder)])
@@ -412,33 +420,23 @@ def test_data_without_a_position_begin_the_epoch_again_with_a_warning(folder, ca
         "generator": lambda: tf.data.Dataset.from_generator(batches, output_signature=spec),
         "py_function": lambda: made.map(called),
     }[kind]
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3), data=data())
+    interrupt(folder, 0, 3, data=data())
     assert "Expected data whose position can be found again" in caplog.text
-    seen = Seen()
-    fit(net(), seen, TrainingCheckpoint(folder), data=data())
-    assert seen.steps[0] == (0, 0)
+    assert resume(folder, data=data())[0] == (0, 0)
 
 
 @pytest.mark.slow
 def test_other_data_begin_the_epoch_again_with_a_warning(folder, caplog):
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3))
-    seen = Seen()
-    fit(net(), seen, TrainingCheckpoint(folder), data=(X[:40], Y[:40]))
-    assert seen.steps[0] == (0, 0)
+    interrupt(folder, 0, 3)
+    assert resume(folder, data=(X[:40], Y[:40]))[0] == (0, 0)
     assert "5 batches an epoch, and 7 in the checkpoint" in caplog.text
 
 
 @pytest.mark.slow
 def test_other_data_have_a_position_from_then_on(folder):
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 0, 3))
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 2), data=(X[:40], Y[:40]))
-    seen = Seen()
-    fit(net(), seen, TrainingCheckpoint(folder), data=(X[:40], Y[:40]))
-    assert seen.steps[0] == (1, 3)
+    interrupt(folder, 0, 3)
+    interrupt(folder, 1, 2, data=(X[:40], Y[:40]))
+    assert resume(folder, data=(X[:40], Y[:40]))[0] == (1, 3)
 
 
 @pytest.mark.slow
@@ -528,15 +526,10 @@ _SLOW_SAVE = """
 import os, signal, sys, threading, time
 import keras, numpy as np
 from tfopt.callbacks import TrainingCheckpoint
-from tfopt.callbacks.shared.running_fit import RESUMED
 from tfopt.checkpoint.folder.store import Store
-from tfopt.checkpoint.signals import Signals
-
-def signal_self(after):
-    threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
 def write(*arguments):
-    signal_self(float(sys.argv[2]))
+    threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGTERM)).start()
     time.sleep(6)
 
 class Interrupt(keras.callbacks.Callback):
@@ -865,11 +858,8 @@ def test_a_signal_named_twice_is_given_back(folder):
 
 @pytest.mark.slow
 def test_other_steps_per_execution_begin_the_epoch_again(folder, caplog):
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 1))
-    seen = Seen()
-    fit(net(steps_per_execution=4), seen, TrainingCheckpoint(folder))
-    assert seen.steps[0] == (1, 3)  # the last of the first four
+    interrupt(folder, 1, 1)
+    assert resume(folder, model=net(steps_per_execution=4))[0] == (1, 3)  # the last of the first four
     assert "Found: steps_per_execution=4 after 2 batches. The epoch starts over." in caplog.text
 
 
@@ -882,11 +872,8 @@ def test_data_under_another_seed_begin_the_epoch_again(folder, caplog, inner, la
         rows = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=seed)
         return (rows.shuffle(3, seed=1) if inner else rows).batch(BATCH)
 
-    with pytest.raises(SystemExit):
-        fit(net(), TrainingCheckpoint(folder), Interrupt("step", 1, 1), data=data(7))
-    seen = Seen()
-    fit(net(), seen, TrainingCheckpoint(folder), data=data(later))
-    assert seen.steps[0] == first
+    interrupt(folder, 1, 1, data=data(7))
+    assert resume(folder, data=data(later))[0] == first
     warned = "Found: a shuffle with another buffer or seed than in the checkpoint, such as one drawn in each process"
     assert (f"{warned}. The epoch starts over." in caplog.text) is (later == 8)
 

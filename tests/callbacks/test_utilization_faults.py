@@ -5,14 +5,12 @@ import threading
 import time
 import tracemalloc
 
-import keras
 import pynvml
 import pytest
 from fake_nvml import FakeGpu
 from models import assert_same_state
 from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
 
-from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample
 
@@ -65,35 +63,6 @@ def test_the_next_fit_ends_what_an_interrupted_one_left(tmp_path, fake_nvml):
     assert len(samplers()) == 1
     driven(logger)
     assert not samplers()
-
-
-def test_files_that_hang_on_opening_hold_no_step_up(tmp_path, fake_nvml, net):
-    """As on a disk that does not answer: opening a FIFO to read blocks until somebody opens it to write."""
-    files = [tmp_path / name for name in ("utilization.csv", "throughput.csv")]
-    for file in files:
-        os.mkfifo(file)
-    steps, steps_before_an_answer = [], []
-
-    def answer():
-        steps_before_an_answer.append(len(steps))
-        for file in files:
-            with open(file, "w") as answering:
-                answering.write("another file\n")
-
-    class Answers(keras.callbacks.Callback):
-        def on_train_batch_end(self, step, logs=None):
-            steps.append(step)
-            if len(steps) == 3 and not steps_before_an_answer:
-                too_late.cancel()
-                answer()
-
-    too_late = threading.Timer(20, answer)  # or a training that waits would hang the tests
-    too_late.start()
-    net.fit(UtilizationLogger(tmp_path, INTERVAL), ThroughputLogger(tmp_path, 1), Answers())
-    too_late.join()
-    assert steps_before_an_answer == [3]
-    for name in ("utilization-2.csv", "throughput-2.csv"):
-        assert len((tmp_path / name).read_text().splitlines()) > 1
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -246,67 +246,6 @@ def test_a_hang_never_holds_the_caller(
     assert {row.gpu_power_watts for row in sampler.samples} <= {None}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPowerUsage"])
-def test_while_the_driver_takes_its_time_the_hosts_rows_go_on(
-    function: str, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The driver answers before its deadline, but only after the host was sampled twenty times."""
-    rows: list[GpuSample] = []
-    hung, read_again = threading.Event(), threading.Event()
-
-    def on_sample(sampled: tuple[GpuSample, ...]) -> None:
-        rows.extend(sampled)
-        if len(rows) == 20 and not hung.is_set():
-            hung.set()
-        elif hung.is_set() and fake_nvml.released.is_set() and sampled[0].gpu_power_watts is not None:
-            read_again.set()
-
-    fake_nvml.hang(function)
-    with GpuSampler(0.01, on_sample=on_sample):
-        assert hung.wait(8)  # the deadline is 10 s
-        fake_nvml.recover()
-        assert read_again.wait(20)
-    meanwhile = rows[:20]
-    assert {row.gpu_power_watts for row in meanwhile} == {None}
-    assert None not in {row.process_memory_mib for row in meanwhile}
-    assert {row.uuid for row in meanwhile} == {None if function == "nvmlInit" else gpu.uuid}
-    assert "hangs" not in caplog.text
-
-
-@pytest.mark.slow
-def test_what_the_driver_says_late_is_no_reading_of_then_or_now(clock: FakeClock, fake_nvml: FakeNvml) -> None:
-    """The second of three GPUs hangs for 5 s; the third is read after that. Later the first hangs for 1 s."""
-    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(3)]
-    driven = Driven(clock, deadline_seconds=60.0)
-
-    def powers() -> list[float | None]:
-        return [row.gpu_power_watts for row in driven.tick()]
-
-    def hang(gpu: FakeGpu) -> None:
-        fake_nvml.released.clear()
-        fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=gpu)
-
-    def let_go() -> None:
-        fake_nvml.recover()
-        _round(driven.sampler).result(10)
-
-    assert powers() == [686.5] * 3
-    hang(fake_nvml.gpus[1])
-    assert powers() == [686.5, None, None]
-    assert [powers() for _ in range(4)] == [[None] * 3] * 4
-    fake_nvml.gpus[2].power_milliwatts = 500_000
-    let_go()
-    hang(fake_nvml.gpus[0])
-    assert powers() == [None, None, 500.0]
-    let_go()
-    clock.now += 2.0
-    hang(fake_nvml.gpus[0])
-    assert powers() == [None] * 3
-    let_go()
-    assert powers() == [686.5, 686.5, 500.0]
-
-
 def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock: FakeClock, fake_nvml: FakeNvml) -> None:
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(2)]
     driven = Driven(clock, interval_seconds=0.5, deadline_seconds=0.6)

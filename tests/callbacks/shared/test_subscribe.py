@@ -1,8 +1,5 @@
 import dataclasses
 import math
-import threading
-import time
-from contextlib import ExitStack
 from fractions import Fraction
 
 import keras
@@ -11,8 +8,8 @@ import pytest
 import tensorflow as tf
 from watched_fit import fit, net
 
-from tfopt.callbacks import ThroughputLogger, UtilizationLogger
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite, subscribe
+from tfopt.callbacks import ThroughputLogger
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, finite
 from tfopt.callbacks.shared.running_fit import steps_trained
 from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
 from tfopt.hardware import GpuSample
@@ -65,37 +62,3 @@ def test_steps_trained(scaled):
 
 def test_steps_of_a_model_that_is_not_compiled():
     assert steps_trained(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])) == 0
-
-
-class User(keras.callbacks.Callback):
-    def on_train_begin(self, logs=None):
-        self.samples = self.rows = 0
-        self.ending = ExitStack()
-        self.sampled = threading.Event()
-        sources = {UtilizationLogger: self.take_samples, ThroughputLogger: self.take_throughput}
-        subscribe(self, sources, self.ending)
-
-    def take_samples(self, rows):
-        self.samples += 1
-        self.sampled.set()
-
-    def take_throughput(self, row):
-        self.rows += 1
-
-    def on_train_batch_end(self, step, logs=None):
-        assert self.sampled.wait(30)
-
-    def on_train_end(self, logs=None):
-        self.ending.close()
-
-
-def test_readings_of_sources_in_the_list_or_added():
-    user = User()
-    began = time.monotonic()
-    fit(user)
-    assert user.samples >= 1
-    assert 1 <= user.rows <= 1 + int(time.monotonic() - began)  # the end of the epoch, and each second before it
-    samples, throughput = UtilizationLogger(interval_seconds=0.005), ThroughputLogger()
-    fit(user, samples, throughput)
-    assert not samples.listeners._methods
-    assert not throughput.listeners._methods

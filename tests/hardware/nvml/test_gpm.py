@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pynvml
@@ -11,7 +11,6 @@ from fake_nvml import GPM, GPM_FUNCTIONS, READING, FakeGpu, FakeNvml, tick
 from nvml_devices import machine
 
 from tfopt.hardware import GpuSampler
-from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.nvml import driver
 from tfopt.hardware.nvml.gpm import METRICS
 from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS, Reading
@@ -235,27 +234,6 @@ def test_every_error_of_a_mig_instance_is_survived(
         assert len(caplog.records) <= 1, code
         fake_nvml.recover()
         assert [read(fake_nvml).sm_active_percent, read(fake_nvml).sm_active_percent] == [None, 95.0], code
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("function", GPM_FUNCTIONS)
-def test_a_hang_is_left_alone_and_the_readings_come_back(
-    function: str, fake_nvml: FakeNvml, set_clock: Callable[..., None]
-) -> None:
-    door = driver.door()
-    fake_nvml.hang(function)
-    set_clock(lambda: fake_nvml.now, GpuSampler, GpuReader)
-    first = GpuSampler(deadline_seconds=0.05)
-    rows = []
-    for _ in range(3):
-        fake_nvml.now += 1.0
-        rows += tick(first)
-    assert rows[-1].gpu_power_watts is None
-    overdue = door._worker._overdue
-    assert overdue is not None
-    fake_nvml.recover()
-    overdue.exception(10)
-    assert [read(fake_nvml, restart=True), read(fake_nvml)] == [FIRST, LATER]
 
 
 def test_each_sampler_begins_with_its_own_first_sample(hopper: FakeGpu, fake_nvml: FakeNvml) -> None:
