@@ -1,7 +1,6 @@
 import gc
 import os
 import socket
-import socketserver
 import sys
 import threading
 import time
@@ -286,16 +285,6 @@ def test_only_this_machine_can_connect_unless_told_otherwise():
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
-
-
-def test_closing_does_not_wait_for_the_server_to_look_up(monkeypatch):
-    """It looks for the end of its loop once a minute here, and has ended all the same."""
-    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (60.0,))
-    outlets = []
-    exporter = PrometheusExporter(port=0)
-    fit(exporter, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: outlets.append(exporter._outlet)))
-    assert not outlets[0]._thread.is_alive()
-    assert not outlets[0]._closing.is_alive()
 
 
 @pytest.mark.slow

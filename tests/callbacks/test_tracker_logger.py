@@ -193,16 +193,6 @@ def test_steps_after_a_restart(tmp_path):
     assert tracker.epochs()[-1][0] == 12
 
 
-@pytest.mark.slow
-def test_several_steps_an_execution_and_accumulated_gradients():
-    for options in ({"steps_per_execution": 2}, {}):
-        tracker, model = Tracker(), net()
-        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=2), "mse", jit_compile=False, **options)
-        for _ in range(2):
-            fit(TrackerLogger(tracker), model=model)
-        assert [step for step, _ in tracker.epochs()] == [4, 8]
-
-
 def test_a_step_that_another_thread_has_overtaken(driven):
     tracker = Tracker()
     logger = driven(tracker, Clock())

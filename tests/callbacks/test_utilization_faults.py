@@ -8,14 +8,12 @@ import tracemalloc
 import pynvml
 import pytest
 from fake_nvml import FakeGpu
-from models import assert_same_state
-from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
+from models import assert_same_state, state
+from sampled_fits import INTERVAL, Slow, driven, lines, samplers
+from watched_fit import fit, net, told
 
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSample
-
-__all__ = ["net"]  # the fixture
-
 
 FAULTS = {
     "package missing": lambda nvml: setattr(nvml, "installed", False),
@@ -26,17 +24,17 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, fault):
+def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, fault):
     """A hung call returns at the end of the test only: a fit or a row that waited for it would never end."""
     fake_nvml.gpus.append(FakeGpu())
     FAULTS[fault](fake_nvml)
-    net.fit()
-    plain = net.state()
+    plain, watched = net(), net()
+    fit(model=plain, epochs=2)
     logger = UtilizationLogger(tmp_path, INTERVAL)
-    history = net.fit(logger, Slow(logger))
-    assert_same_state(plain, net.state())
+    history = fit(logger, Slow(logger), model=watched, epochs=2).history
+    assert_same_state(state(plain), state(watched))
     if "hung" not in fault:
-        assert len(warnings_of(caplog)) == 1, caplog.text
+        assert len(told(caplog)) == 1, caplog.text
     if "lost" in fault:
         assert "gpu_energy_joules" not in history
     rows = lines(tmp_path / "utilization.jsonl")
@@ -44,7 +42,7 @@ def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, 
     assert None not in {row["process_memory_mib"] for row in rows}
 
 
-def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
+def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch):
     start = threading.Thread.start
 
     def refuses(thread):
@@ -53,8 +51,8 @@ def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuses)
-    assert len(net.fit(UtilizationLogger(tmp_path))["loss"]) == 2
-    assert [text for text in warnings_of(caplog) if "can't start new thread" in text], caplog.text
+    assert len(fit(UtilizationLogger(tmp_path)).epoch) == 1
+    assert [text for text in told(caplog) if "can't start new thread" in text], caplog.text
 
 
 def test_the_next_fit_ends_what_an_interrupted_one_left(tmp_path, fake_nvml):

@@ -7,7 +7,8 @@ import time
 import keras
 import pytest
 from fake_nvml import GPM, FakeGpu
-from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, net
+from sampled_fits import INTERVAL, Slow, driven, lines
+from watched_fit import fit, net
 
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSampler, sampler
@@ -16,16 +17,16 @@ from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.host_activity import HostMeter
 from tfopt.hardware.nvml import driver
 
-__all__ = ["net"]  # the fixture
+STEPS, EXAMPLES = 4, 16  # of an epoch
 
 
-def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
+def test_epoch_means_and_rows(tmp_path, fake_nvml):
     fake_nvml.gpus += [
         FakeGpu(uuid="GPU-a", utilization=90, power_milliwatts=600_000, memory_used=1024 * 2**20),
         FakeGpu(uuid="GPU-b", bus=2, utilization=70, power_milliwatts=400_000, memory_used=3072 * 2**20, reasons=0x20),
     ]
     logger = UtilizationLogger(tmp_path, INTERVAL)
-    history = net.fit(logger, Slow(logger))
+    history = fit(logger, Slow(logger), epochs=2).history
     assert history["gpu_utilization_percent"] == [80.0, 80.0]
     assert history["gpu_power_watts"] == pytest.approx([500.0, 500.0])
     assert history["gpu_memory_used_mib"] == [2048.0, 2048.0]
@@ -99,7 +100,7 @@ class Burning(FakeGpu):
         pass
 
 
-def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, net, set_clock):
+def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, set_clock):
     now, jump = [0.0], itertools.cycle([0, 3600, -3600])  # of the wall clock, in seconds
     reading = (UtilizationLogger, HostMeter, GpuSampler, GpuReader)
     set_clock(lambda: now[0], *reading, wall=lambda: 1e9 + next(jump))
@@ -117,7 +118,7 @@ def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, n
                 now[0] += 10
                 self.wait()
 
-    history = net.fit(logger, TenSeconds(logger, samples=2), epochs=3)
+    history = fit(logger, TenSeconds(logger, samples=2), epochs=3).history
     assert history["gpu_energy_joules"] == [2 * 300 * 10.0] * 3
     assert history["gpu_energy_joules_per_thousand_examples"] == [6000 / EXAMPLES * 1000] * 3
 
@@ -138,10 +139,10 @@ class FirstEpochOnly(Slow):
             self.taken.acquire()
 
 
-def test_a_short_epoch_repeats_the_last_reading(fake_nvml, net):
+def test_a_short_epoch_repeats_the_last_reading(fake_nvml):
     fake_nvml.gpus.append(FakeGpu(utilization=55))
     logger = UtilizationLogger(interval_seconds=3600)
-    history = net.fit(logger, FirstEpochOnly(logger, samples=1), epochs=3)
+    history = fit(logger, FirstEpochOnly(logger, samples=1), epochs=3).history
     assert history["gpu_utilization_percent"] == [55.0] * 3
     assert history["gpu_memory_peak_mib"] == [1024.0] * 3
     assert len(history["gpu_energy_joules"]) == 3
@@ -149,7 +150,7 @@ def test_a_short_epoch_repeats_the_last_reading(fake_nvml, net):
     assert [len(history[key]) for key in ("host_cpu_percent", "disk_read_mib_per_second")] == [3, 3]
 
 
-def test_means_begin_anew_with_each_epoch(fake_nvml, net):
+def test_means_begin_anew_with_each_epoch(fake_nvml):
     gpu = FakeGpu(utilization=10)
     fake_nvml.gpus.append(gpu)
 
@@ -158,7 +159,7 @@ def test_means_begin_anew_with_each_epoch(fake_nvml, net):
             gpu.utilization = 90
 
     logger = UtilizationLogger(interval_seconds=INTERVAL)
-    history = net.fit(logger, Slow(logger, samples=4), Busier())
+    history = fit(logger, Slow(logger, samples=4), Busier(), epochs=2).history
     first, second = history["gpu_utilization_percent"]
     assert first == 10.0
     assert second > 50.0  # one sample at most was under way when the load changed
@@ -172,13 +173,13 @@ def test_the_next_fit_does_not_begin_with_the_last_ones_readings(fake_nvml):
     assert not [key for key in driven(logger) if key.startswith("gpu")]
 
 
-def test_curves_stand_over_the_training_step(tmp_path, fake_nvml, net):
+def test_curves_stand_over_the_training_step(tmp_path, fake_nvml):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=90), FakeGpu(uuid="GPU-b", bus=2, utilization=70)]
     logger = UtilizationLogger(tmp_path, INTERVAL, formats=("tensorboard",))
-    slow = Slow(logger)
-    net.fit(logger, slow)
-    net.model.fit(X, Y, batch_size=8, verbose=0, callbacks=[logger, slow])
+    slow, model = Slow(logger), net()
+    for epochs in (2, 1):
+        fit(logger, slow, model=model, epochs=epochs)
     seen = events.EventAccumulator(str(tmp_path / "utilization")).Reload()
     curves = {name: seen.Scalars(name) for name in seen.Tags()["scalars"]}
     assert {point.value for point in curves["gpu0/gpu_utilization_percent"]} == {90.0}
@@ -195,7 +196,7 @@ def test_curves_stand_over_the_training_step(tmp_path, fake_nvml, net):
     assert [path.name for path in tmp_path.iterdir()] == ["utilization"]
 
 
-def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_nvml, net):
+def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_nvml):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     class Restores(keras.callbacks.Callback):  # as BackupAndRestore does
@@ -203,7 +204,7 @@ def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_n
             self.model.optimizer.iterations.assign(40)
 
     logger = UtilizationLogger(tmp_path, INTERVAL, formats=("tensorboard",))
-    net.fit(logger, Restores(), Slow(logger), epochs=1)
+    fit(logger, Restores(), Slow(logger), model=net())
     seen = events.EventAccumulator(str(tmp_path / "utilization")).Reload()
     assert 41 in {point.step for point in seen.Scalars("host/process_memory_mib")}
 
