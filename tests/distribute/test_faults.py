@@ -60,10 +60,6 @@ class Trainings(Workers):
         return None
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.fixture
 def trainings():
     with Trainings() as trainings:
@@ -74,9 +70,8 @@ def trainings():
 @pytest.mark.parametrize(
     ("number", "lost", "code", "why"),
     [
-        (signal.SIGKILL, 1, -signal.SIGKILL, "ended without a goodbye"),
-        slow(signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
-        slow(signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
+        (signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
+        (signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
         *campaign([(signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye")]),
     ],
 )
@@ -113,18 +108,6 @@ def test_a_worker_that_never_starts_is_named(trainings):
     assert end.code == 75, end
     assert f"Expected all 2 workers within 3 s. Found no sign of worker 1 ({addresses[1]})." in end.stderr
     assert end.stdout == "waiting\n"
-
-
-@pytest.mark.slow
-def test_waiting_for_others_can_be_ended(trainings):
-    addresses = free_addresses(3)
-    signals = [signal.SIGTERM, signal.SIGINT]
-    for index in range(2):
-        trainings.start(addresses, index, "--start-seconds", "3600")
-    for index, number in enumerate(signals):
-        trainings.until(lambda index=index: trainings.watchdog(index), index)
-        trainings.processes[index].send_signal(number)
-    assert [end.code for end in trainings.wait().values()] == [-number for number in signals]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed_cases import FEW, OF_WORKERS, QUICK, SAME
+from distributed_cases import FEW, OF_WORKERS, SAME
 from quick import SHARES, SLOW, in_shares
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -29,7 +29,7 @@ def found(request, tmp_path_factory):
     alone = [sys.executable, TRAINING, folder, "alone", share]
     started = [
         subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in ((here, workers) if share == "quick" else (here, workers, alone))
+        for command in (here, workers, alone)
     ]
     for process in started:
         said = process.communicate(timeout=800)[0]
@@ -37,16 +37,12 @@ def found(request, tmp_path_factory):
     here, *workers = (
         json.loads((folder / name).read_text()) for name in ("here0.json", "workers0.json", "workers1.json")
     )
+    alone = json.loads((folder / "alone0.json").read_text())
     same = {
         "one device": here["one"],
         "two replicas": here["repaired"],
         "worker 0": workers[0]["repaired"],
         "worker 1": workers[1]["repaired"],
-    }
-    if share == "quick":
-        return same
-    alone = json.loads((folder / "alone0.json").read_text())
-    same |= {
         "alone": alone["repaired"],
         "stock alone": alone["stock"],
         "stock": here["stock"],
@@ -68,7 +64,7 @@ def distance(one, other):
 
 
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
-in_each = pytest.mark.parametrize("found", ["quick", *SHARES], indirect=True, scope="module")
+in_each = pytest.mark.parametrize("found", SHARES, indirect=True, scope="module")
 PLACES = {"two replicas": "here", "worker 0": "workers", "worker 1": "workers", "alone": "alone"}
 
 
@@ -78,11 +74,9 @@ def of_stock(*names):
     return pytest.mark.parametrize(("found", "name"), rows, indirect=["found"], scope="module")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "where", "name"),
-    [("quick", where, name) for where in REPLICAS for name in QUICK]
-    + in_shares(
+    in_shares(
         [
             (where, name)
             for where in PLACES
@@ -112,7 +106,6 @@ def test_weights_history_and_counters_are_those_of_one_device(found, where, name
             np.testing.assert_allclose(several[key], one[key], atol=limit)
 
 
-@pytest.mark.slow
 @in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_it_trained_at_all(found, where):
@@ -122,7 +115,6 @@ def test_it_trained_at_all(found, where):
             assert outcome["history"]["mae"][-1] < outcome["history"]["mae"][0], name
 
 
-@pytest.mark.slow
 @in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):

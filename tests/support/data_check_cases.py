@@ -388,17 +388,13 @@ HEALTHY = {
     "pipeline of a generator, not shuffled": pipeline(lambda *_: generated(), shuffle=False),
 }
 
-# Those that the default run of the tests looks at.
-QUICK = [
+# Of the slow tests: each thing that is looked at in wrong data, each kind of healthy data, each way to train.
+FEW = [
     "dataset sharded",
     "OFF",
     "files of unlike sizes",
-    "pipeline, sharded arrays",
     "arrays, shuffled",
     "pipeline, uneven tail",
-]
-# Of the slow tests: each thing that is looked at in wrong data, each kind of healthy data, each way to train.
-FEW = [
     "batches sharded",
     "taken",
     "arrays of unlike sizes",

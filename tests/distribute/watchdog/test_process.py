@@ -146,15 +146,6 @@ def test_the_watchdog_is_deaf_to_signals(workers):
     assert [end.code for end in ended.values()] == [0, 0], ended
 
 
-@pytest.mark.slow
-def test_a_forked_child_neither_says_bye_nor_holds_the_pipe(workers):
-    fork = "if os.fork() == 0: sys.exit(5)\nos.wait()\n"
-    ended = workers.run(fork + "time.sleep(1)", "time.sleep(1)")
-    assert [end.code for end in ended.values()] == [0, 0], ended
-    orphan = f"if os.fork() == 0: os.close(1); os.close(2); time.sleep(3); os._exit(0)\n{KILL}"
-    assert_lost(workers.run(SLEEP, orphan), 1, "ended without a goodbye")
-
-
 class TestACommunicationError:
     """TensorFlow may raise it in the survivors before the watchdogs know of a loss."""
 
@@ -233,12 +224,6 @@ class TestADeadlineForProgress:
             0,
             0,
         ]
-
-    @pytest.mark.slow
-    def test_a_stopped_worker_is_called_stopped(self, workers):
-        ended = workers.run(SLEEP, EPOCH_3 + "os.kill(os.getpid(), signal.SIGSTOP)", STOPPED=2, PROGRESS=3, KILL=5)
-        assert_lost(ended, 1, "has been stopped (SIGSTOP)")
-        assert ended[1].code == -9
 
 
 def test_a_second_call_returns_the_same_watch(workers):
