@@ -211,24 +211,6 @@ def test_ctrl_c_in_a_script_leaves_a_page(tmp_path):
     assert "packages.tensorflow" in text(path)
 
 
-def test_nothing_is_left_running(tmp_path):
-    before = set(threading.enumerate())
-    writer = ReportWriter(tmp_path / "report.html")
-    fit(writer)
-    # The watch of all fits ends by itself, within its interval.
-    assert {thread for thread in threading.enumerate() if thread.name != "tfopt-fit-watch"} <= before
-    assert (writer._background, writer._recorder) == (None, None)
-    assert not writer._ending._exit_callbacks
-    logger = UtilizationLogger(interval_seconds=0.01)
-    with pytest.raises(RuntimeError):
-        fit(writer, logger, After(logger, stop(RuntimeError)))
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "tfopt-report" and thread not in before:
-            thread.join(60)  # it may be on its last line
-            assert not thread.is_alive()
-
-
 def test_a_page_that_cannot_be_written_is_told_once(tmp_path, caplog):
     folder = tmp_path / "folder"
     writer = ReportWriter(folder / "report.html")

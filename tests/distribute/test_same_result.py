@@ -1,18 +1,13 @@
 """Two replicas and two processes compute what one device does."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from distributed_cases import FEW, OF_WORKERS, SAME
 from quick import SHARES, SLOW, in_shares
+from trained_apart import ended, start
 
-SUPPORT = Path(__file__).parents[1] / "support"
-TRAINING = SUPPORT / "distributed_training.py"
 # For weights.
 LIMITS = {"float64": 1e-9, "float32": 1e-6, "mixed_float16": 1e-2}
 REPLICAS = ["two replicas", "worker 0", "worker 1"]
@@ -22,22 +17,11 @@ REPLICAS = ["two replicas", "worker 0", "worker 1"]
 def found(request, tmp_path_factory):
     """The outcomes of a share of the cases, by where they were trained."""
     folder, share = tmp_path_factory.mktemp("trained"), request.param
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
-    environ.pop("TF_CONFIG", None)
-    here = [sys.executable, TRAINING, folder, "here", share]
-    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers", share]
-    alone = [sys.executable, TRAINING, folder, "alone", share]
-    started = [
-        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in (here, workers, alone)
-    ]
-    for process in started:
-        said = process.communicate(timeout=800)[0]
-        assert process.returncode == 0, said[-4000:]
-    here, *workers = (
-        json.loads((folder / name).read_text()) for name in ("here0.json", "workers0.json", "workers1.json")
+    places = (("here", 0), ("workers", 2), ("alone", 0))
+    ended(*(start("distributed_training.py", folder, where, share, workers=workers) for where, workers in places))
+    here, *workers, alone = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("here0", "workers0", "workers1", "alone0")
     )
-    alone = json.loads((folder / "alone0.json").read_text())
     same = {
         "one device": here["one"],
         "two replicas": here["repaired"],

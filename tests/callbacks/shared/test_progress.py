@@ -172,26 +172,6 @@ def test_a_callback(first, hook):
 
 
 @pytest.mark.slow
-def test_validation():
-    assert stands(
-        1, lambda held, hooks: fits(tf.data.Dataset.from_tensors(BATCH), [hooks], validation_data=generated(held))
-    ) == (
-        "input",
-        None,
-    )
-
-    def run(held, hooks):
-        fits(
-            tf.data.Dataset.from_tensors(BATCH),
-            [hooks],
-            stepping(held),
-            validation_data=tf.data.Dataset.from_tensors(BATCH),
-        )
-
-    assert stands(1, run) == ("validation", None)
-
-
-@pytest.mark.slow
 def test_under_a_strategy_it_cannot_be_told():
     def run(held, hooks):
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():

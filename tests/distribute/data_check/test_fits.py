@@ -1,15 +1,11 @@
 """`fit` in two processes: data that would be left out or trained on twice is refused; all else trains as before."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from data_check_cases import COMPARED, FEW, HEALTHY, SHOWN, WRONG
 from quick import in_shares
-
-SCRIPT = str(Path(__file__).parents[2] / "support" / "data_check_job.py")
+from trained_apart import ended, start
 
 # Those that say something of data that may be healthy.
 WARNED = {"sharded, endless, steps": "shard(2, 0) in worker 0", "files of unlike sizes, batches mapped": "Found: 52"}
@@ -19,9 +15,7 @@ WARNED = {"sharded, endless, steps": "shard(2, 0) in worker 0", "files of unlike
 def found(request, tmp_path_factory):
     """What a share of the cases came to in each of two processes."""
     folder = tmp_path_factory.mktemp(request.param)
-    command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", SCRIPT, str(folder), request.param]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    ended(start("data_check_job.py", folder, request.param, workers=2))
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
