@@ -24,20 +24,11 @@ DEADLINE = 180  # seconds; only keeps a failing test from hanging, since TensorF
 class Trainings(Workers):
     """Starts workers that train."""
 
-    def start(self, addresses, index, *options, **seconds):
-        """Starts one. `seconds` change the watchdog's intervals: STOPPED=1."""
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
-        environ = {**os.environ, **times, self._mark: "1", "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(config)}
-        with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
-            command = [sys.executable, TRAINING, *options]
-            self.processes[index] = subprocess.Popen(command, env=environ, stdout=out, stderr=err)
-
     def start_both(self, *options, **seconds):
         """Starts two, waits until both are in the middle of fit, and returns their addresses."""
         addresses = free_addresses(2)
         for index in range(2):
-            self.start(addresses, index, *options, **seconds)
+            self.start_training(addresses, index, TRAINING, *options, **seconds)
         for index in range(2):
             self.until(lambda index=index: "step 10\n" in self.said(index), index)
         return addresses
@@ -103,7 +94,7 @@ def test_tensorflows_own_error_waits_until_it_is_known_who_was_lost(trainings):
 @pytest.mark.slow
 def test_a_worker_that_never_starts_is_named(trainings):
     addresses = free_addresses(2)
-    trainings.start(addresses, 0, "--start-seconds", "3")
+    trainings.start_training(addresses, 0, TRAINING, "--start-seconds", "3")
     end = trainings.wait()[0]
     assert end.code == 75, end
     assert f"Expected all 2 workers within 3 s. Found no sign of worker 1 ({addresses[1]})." in end.stderr
