@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state, summed_in_one_order
+from precision_matrix.own_steps import Own
 from quick import campaign, first_quick
 
 from tfopt import fit as tfopt_fit
@@ -90,20 +91,6 @@ def fit(model, monitor, epochs=3, **options):
 # Training stays the same
 
 
-class OwnStep(keras.Model):
-    """Its own train_step, with the loss scaled."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            outputs = self(x, training=True)
-            loss = self.compute_loss(x, y, outputs)
-            scaled = self.optimizer.scale_loss(loss)
-        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
-        self._loss_tracker.update_state(loss)
-        return {"loss": self._loss_tracker.result()}
-
-
 class TwoNets(keras.Model):
     """Two nets with an optimizer each, as in a GAN, and nothing to call."""
 
@@ -157,7 +144,7 @@ def noisy():
 
 def with_own_step():
     stock = small_net("mixed_float16")
-    model = OwnStep(stock.inputs, stock.outputs)
+    model = Own(stock.inputs, stock.outputs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), loss)
     return model
