@@ -25,7 +25,7 @@ DTYPES = ("float32", "tensorfloat32", "float16", "bfloat16", "float8")
         ("NVIDIA GeForce RTX 4090", (82.6, 82.6, 165.2, 165.2, 330.3)),
     ],
 )
-def test_listed_peaks_are_exact(name: str, peaks: tuple[float | None, ...]) -> None:
+def test_listed_peaks_are_exact(name, peaks):
     assert tuple(peak_tflops(name, dtype) for dtype in DTYPES) == peaks
 
 
@@ -41,16 +41,16 @@ def test_listed_peaks_are_exact(name: str, peaks: tuple[float | None, ...]) -> N
         "",
     ],
 )
-def test_a_device_that_is_only_called_alike_has_none(name: str) -> None:
+def test_a_device_that_is_only_called_alike_has_none(name):
     assert [peak_tflops(name, dtype) for dtype in DTYPES] == [None] * 5
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "", "_asdict", "count"])
-def test_a_data_type_that_is_not_listed_has_none(dtype: str) -> None:
+def test_a_data_type_that_is_not_listed_has_none(dtype):
     assert peak_tflops("NVIDIA H200", dtype) is None
 
 
-def test_a_narrower_type_is_never_slower() -> None:
+def test_a_narrower_type_is_never_slower():
     for board in _BOARDS.values():
         known = [peak for peak in board if peak is not None]
         assert known == sorted(known)

@@ -5,11 +5,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pynvml
@@ -20,7 +16,6 @@ from fake_nvml import (
     READ_FUNCTIONS,
     READING,
     FakeGpu,
-    FakeNvml,
     tick,
 )
 from quick import first_quick
@@ -46,18 +41,18 @@ UNKNOWN = dict.fromkeys(FIELD_FUNCTIONS)
 class FakeClock:
     """Both clocks: the monotonic one stands `now` after its own zero, the wall clock 900 s further."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
-    def wall(self) -> float:
+    def wall(self):
         return self.now + 900.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> FakeClock:
+def clock(monkeypatch, set_clock):
     monkeypatch.setattr(HostMeter, "read", lambda self: HOST)
     clock = FakeClock()
     set_clock(clock, GpuSampler, gpu_reader.GpuReader, wall=clock.wall)
@@ -67,25 +62,25 @@ def clock(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> Fa
 class Driven:
     """A sampler without its thread: `tick()` takes one sample now, and the clock goes on by one interval."""
 
-    def __init__(self, clock: FakeClock, **options: Any):
+    def __init__(self, clock, **options):
         self.clock = clock
         self.sampler = GpuSampler(**options)
 
-    def tick(self) -> tuple[GpuSample, ...]:
+    def tick(self):
         rows = tick(self.sampler)
         self.clock.now += self.sampler.interval_seconds
         return rows
 
 
 @pytest.mark.usefixtures("gpu")
-def test_rows_are_exact(clock: FakeClock) -> None:
+def test_rows_are_exact(clock):
     driven = Driven(clock, interval_seconds=0.5)
     assert driven.tick() == (ROW,)
     assert driven.tick() == (replace(ROW, time_seconds=1000.5, elapsed_seconds=0.5),)
     assert driven.sampler.samples[0] == ROW
 
 
-def test_a_row_is_json(clock: FakeClock, gpu: FakeGpu) -> None:
+def test_a_row_is_json(clock, gpu):
     gpu.reasons = pynvml.nvmlClocksEventReasonSwPowerCap
     (row,) = Driven(clock).tick()
     assert row.to_dict()["throttle_reasons"] == ["power_cap"]
@@ -93,19 +88,19 @@ def test_a_row_is_json(clock: FakeClock, gpu: FakeGpu) -> None:
     assert json.loads(json.dumps(GpuSample(0.0, 0.0).to_dict()))["throttle_reasons"] is None
 
 
-def test_without_a_gpu_the_host_is_sampled(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_gpu_the_host_is_sampled(clock, caplog):
     expected = replace(ROW, index=None, uuid=None, **UNKNOWN)
     assert Driven(clock).tick() == (expected,)
     assert not caplog.records
 
 
-def test_only_visible_gpus_are_read_in_their_order(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+def test_only_visible_gpus_are_read_in_their_order(clock, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, temperature=50 + bus) for bus in range(3)]
     rows = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": "2,0"}).tick()
     assert [(row.index, row.uuid, row.gpu_temperature_celsius) for row in rows] == [(0, "GPU-2", 52), (1, "GPU-0", 50)]
 
 
-def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+def test_keep_bounds_the_samples(clock, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     driven = Driven(clock, keep=3)
     for _ in range(10):
@@ -123,9 +118,7 @@ def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION), "/dev/nvidia"),
     ],
 )
-def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(
-    break_it: Any, words: str, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(break_it, words, clock, gpu, fake_nvml, caplog):
     break_it(fake_nvml)
     for driven in (Driven(clock), Driven(clock)):
         for _ in range(3):
@@ -136,14 +129,7 @@ def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_machine_without_a_driver_needs_one_short_line(
-    loaded: bool,
-    clock: FakeClock,
-    fake_nvml: FakeNvml,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_machine_without_a_driver_needs_one_short_line(loaded, clock, fake_nvml, caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_reader, "_KERNEL_DRIVER", tmp_path if loaded else tmp_path / "missing")
     fake_nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     Driven(clock).tick()
@@ -153,9 +139,7 @@ def test_a_machine_without_a_driver_needs_one_short_line(
     assert loaded or len(text) < 60
 
 
-def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
-    clock: FakeClock, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(clock, fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST, at=3, gpu=fake_nvml.gpus[0])
     driven = Driven(clock)
@@ -175,13 +159,7 @@ def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
 @pytest.mark.parametrize(
     "function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetPowerUsage"]
 )
-def test_every_error_is_survived_with_at_most_one_warning(
-    function: str,
-    error_codes: Iterator[int],
-    clock: FakeClock,
-    fake_nvml: FakeNvml,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_every_error_is_survived_with_at_most_one_warning(function, error_codes, clock, fake_nvml, caplog):
     for code in error_codes:
         fake_nvml.fail(function, code, at=1 if function in ("nvmlInit", "nvmlDeviceGetCount") else 2)
         driven = Driven(clock)
@@ -191,9 +169,7 @@ def test_every_error_is_survived_with_at_most_one_warning(
         assert len(caplog.records) <= 1, code
 
 
-def test_a_hung_reading_leaves_the_host_and_comes_back(
-    clock: FakeClock, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_reading_leaves_the_host_and_comes_back(clock, fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     driven = Driven(clock, deadline_seconds=1.0)
     driven.tick()
@@ -209,9 +185,7 @@ def test_a_hung_reading_leaves_the_host_and_comes_back(
     assert [row.gpu_power_watts for row in driven.tick()] == [686.5, 686.5]
 
 
-def test_a_hung_start_leaves_the_host_and_comes_back(
-    clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_start_leaves_the_host_and_comes_back(clock, gpu, fake_nvml, caplog):
     fake_nvml.hang("nvmlInit")
     driven = Driven(clock, deadline_seconds=0.05)
     for _ in range(3):
@@ -225,9 +199,7 @@ def test_a_hung_start_leaves_the_host_and_comes_back(
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetPowerUsage"])
-def test_a_hang_never_holds_the_caller(
-    function: str, gpu: FakeGpu, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_never_holds_the_caller(function, gpu, fake_nvml, monkeypatch):
     """The call returns at the end of the test only: whatever waited for it would be found waiting here."""
     fake_nvml.hang(function)
     monkeypatch.setattr(gpu_reader, "_PROMPT_SECONDS", 3600.0)  # a row would wait that long
@@ -235,7 +207,6 @@ def test_a_hang_never_holds_the_caller(
     sampler.start()
     assert fake_nvml.hanging.wait(10)
     thread, waits = sampler._thread, []
-    assert thread is not None
     join = thread.join
     monkeypatch.setattr(thread, "join", lambda timeout=None: (waits.append(timeout), join(timeout)))
     sampler.close()
@@ -246,7 +217,7 @@ def test_a_hang_never_holds_the_caller(
     assert {row.gpu_power_watts for row in sampler.samples} <= {None}
 
 
-def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(2)]
     driven = Driven(clock, interval_seconds=0.5, deadline_seconds=0.6)
     driven.tick()
@@ -262,13 +233,12 @@ def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock: FakeClock, f
     assert first.gpu_temperature_celsius == 54
 
 
-def test_a_sample_that_comes_after_the_close_is_dropped(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_sample_that_comes_after_the_close_is_dropped(gpu, fake_nvml):
     fake_nvml.hang("nvmlInit")
     sampler = GpuSampler(0.01)
     sampler.start()
     assert fake_nvml.hanging.wait(10)
     thread = sampler._thread
-    assert thread is not None
     sampler.close()
     fake_nvml.recover()
     thread.join(10)
@@ -276,34 +246,32 @@ def test_a_sample_that_comes_after_the_close_is_dropped(gpu: FakeGpu, fake_nvml:
     assert sampler.samples == ()
 
 
-def test_close_ends_the_wait_for_the_next_sample(gpu: FakeGpu) -> None:
+def test_close_ends_the_wait_for_the_next_sample(gpu):
     first = threading.Event()
     with GpuSampler(3600.0, on_sample=lambda rows: first.set()) as sampler:
         assert first.wait(20)
         thread = sampler._thread
-    assert thread is not None
     thread.join(10)
     assert not thread.is_alive()
     assert [row.uuid for row in sampler.samples] == [gpu.uuid]
 
 
-def test_the_thread_is_a_daemon_and_close_may_be_called_twice_or_too_early() -> None:
+def test_the_thread_is_a_daemon_and_close_may_be_called_twice_or_too_early():
     sampler = GpuSampler()
     sampler.close()
     assert sampler.start() is sampler
     thread = sampler._thread
-    assert thread is not None
     assert thread.daemon
     assert sampler.start()._thread is thread
     sampler.close()
     sampler.close()
 
 
-def test_a_second_run_begins_anew(clock: FakeClock, gpu: FakeGpu) -> None:
-    seen: list[tuple[GpuSample, ...]] = []
+def test_a_second_run_begins_anew(clock, gpu):
+    seen = []
     taken = threading.Semaphore(0)
 
-    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+    def on_sample(rows):
         seen.append(rows)
         taken.release()
 
@@ -316,10 +284,10 @@ def test_a_second_run_begins_anew(clock: FakeClock, gpu: FakeGpu) -> None:
     assert seen == [(ROW,), (replace(ROW, time_seconds=1050.0),)]
 
 
-def test_on_sample_may_close_its_sampler(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_sample_may_close_its_sampler(gpu, caplog):
     done = threading.Event()
 
-    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+    def on_sample(rows):
         sampler.close()
         done.set()
 
@@ -331,12 +299,10 @@ def test_on_sample_may_close_its_sampler(gpu: FakeGpu, caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("gpu")
-def test_an_exception_of_on_sample_is_reported_once_and_survived(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exception_of_on_sample_is_reported_once_and_survived(clock, caplog):
     calls = []
 
-    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+    def on_sample(rows):
         calls.append(rows)
         raise ZeroDivisionError("of the caller")
 
@@ -349,12 +315,10 @@ def test_an_exception_of_on_sample_is_reported_once_and_survived(
     assert "of the caller" in caplog.text
 
 
-def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(gpu, monkeypatch, caplog):
     failures = iter([KeyError("a defect"), KeyError("a defect")])
 
-    def read(meter: HostMeter) -> HostReading:
+    def read(meter):
         for error in failures:
             raise error
         return HostReading()
@@ -367,14 +331,13 @@ def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(
     assert "a defect" in caplog.text
 
 
-def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_does_not_drift(clock, monkeypatch):
     waits = []
 
     class Ended(threading.Event):
         """Lets the clock pass instead of waiting, and ends after five samples."""
 
-        def wait(self, timeout: float | None = None) -> bool:
-            assert timeout is not None
+        def wait(self, timeout=None):
             waits.append(timeout)
             clock.now += timeout
             if len(waits) == 5:
@@ -390,9 +353,7 @@ def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("seed", first_quick(range(40), 2))
-def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothing(
-    seed: int, clock: FakeClock, fake_nvml: FakeNvml
-) -> None:
+def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothing(seed, clock, fake_nvml):
     """GPUs are lost, hang, talk garbage and come back, at random. The truth changes with every row."""
     chance = random.Random(seed)
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, gpm=dict(GPM) if bus % 2 else None) for bus in range(8)]
@@ -434,22 +395,18 @@ def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothin
                 assert row.gpu_temperature_celsius is not None
 
 
-def _round(sampler: GpuSampler) -> Future[Any]:
+def _round(sampler):
     """The reading of all GPUs that a sampler waits for."""
-    found = sampler._gpus._round
-    assert found is not None
-    return found
+    return sampler._gpus._round
 
 
-def _overdue() -> Future[Any]:
+def _overdue():
     """The call that hangs now."""
-    overdue = driver.door()._worker._overdue
-    assert overdue is not None
-    return overdue
+    return driver.door()._worker._overdue
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu, fake_nvml):
     fake_nvml.hang("nvmlDeviceGetPowerUsage")
     sampler = GpuSampler(0.01, deadline_seconds=0.05).start()
     assert fake_nvml.hanging.wait(10)
@@ -457,7 +414,7 @@ def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fak
         time.sleep(0.01)
     held, forked = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with sampler._lock, driver.door()._worker._lock:
             held.set()
             forked.wait(20)
@@ -479,9 +436,7 @@ def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fak
     assert os.waitpid(child, 0) == (child, 0)
 
 
-def test_without_a_thread_for_the_driver_the_host_is_sampled(
-    clock: FakeClock, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_thread_for_the_driver_the_host_is_sampled(clock, gpu, monkeypatch, caplog):
     driven = Driven(clock)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -490,7 +445,7 @@ def test_without_a_thread_for_the_driver_the_host_is_sampled(
     assert [row.uuid for row in driven.tick()] == [gpu.uuid]
 
 
-def test_two_samplers_share_a_driver_that_hangs(clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_two_samplers_share_a_driver_that_hangs(clock, gpu, fake_nvml):
     first, second = Driven(clock, deadline_seconds=0.05), Driven(clock, deadline_seconds=0.05)
     fake_nvml.hang("nvmlDeviceGetPowerUsage")
     before = set(threading.enumerate())
@@ -506,10 +461,8 @@ def test_two_samplers_share_a_driver_that_hangs(clock: FakeClock, gpu: FakeGpu, 
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUtilizationRates"])
-def test_an_error_that_is_none_of_nvmls_leaves_the_host(
-    function: str, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails() -> None:
+def test_an_error_that_is_none_of_nvmls_leaves_the_host(function, clock, gpu, fake_nvml, caplog):
+    def fails():
         raise TypeError("no such argument")
 
     fake_nvml._trouble(function, None, 1, fails)
@@ -531,7 +484,7 @@ def test_an_error_that_is_none_of_nvmls_leaves_the_host(
         ({"on_sample": 3}, TypeError),
     ],
 )
-def test_wrong_arguments(options: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_arguments(options, error):
     (name,) = options
     with pytest.raises(error, match=rf"Expected {name} to be .*Received: "):
         GpuSampler(**options)

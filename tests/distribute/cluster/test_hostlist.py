@@ -34,7 +34,7 @@ needs_slurm = pytest.mark.skipif(not shutil.which("scontrol"), reason="needs sco
         ("n[999999999999999999]", "n999999999999999999"),
     ],
 )
-def test_valid_lists(text: str, hosts: str) -> None:
+def test_valid_lists(text, hosts):
     assert expand_hosts(text) == tuple(hosts.split())
 
 
@@ -57,7 +57,7 @@ def test_valid_lists(text: str, hosts: str) -> None:
         ("n" * 253 + "[1-2]", "one of its names is longer than 253 characters"),
     ],
 )
-def test_malformed_lists(text: str, fault: str) -> None:
+def test_malformed_lists(text, fault):
     with pytest.raises(ClusterError) as caught:
         expand_hosts(text)
     said = str(caught.value)
@@ -66,12 +66,12 @@ def test_malformed_lists(text: str, fault: str) -> None:
     assert said.isprintable()
 
 
-def test_as_many_hosts_as_are_allowed() -> None:
+def test_as_many_hosts_as_are_allowed():
     assert len(expand_hosts("n[1-256]r[1-256]")) == 65536
 
 
 @given(st.text(alphabet="n[]-,019 é\n", max_size=30))
-def test_any_text_gives_names_or_a_cluster_error(text: str) -> None:
+def test_any_text_gives_names_or_a_cluster_error(text):
     try:
         hosts = expand_hosts(text)
     except ClusterError:
@@ -95,7 +95,7 @@ hostlists = st.lists(entries, min_size=1, max_size=3).map(",".join)
 @needs_slurm
 @settings(max_examples=300)
 @given(hostlists)
-def test_slurm_expands_it_to_the_same(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_slurm_expands_it_to_the_same(tmp_path_factory, text):
     configuration = tmp_path_factory.getbasetemp() / "slurm.conf"  # scontrol does not run without one
     configuration.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     command = ["scontrol", "show", "hostnames", text]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_nvml import READING, FakeNvml, lost, tick
+from fake_nvml import READING, lost, tick
 from nvml_devices import ANSWERS, CLOCKS, DEVICES, machine, ok
 
 from tfopt.hardware import GpuSampler, gpus
@@ -18,7 +18,7 @@ METRICS = {
 }
 
 
-def expected(name: str) -> Reading:
+def expected(name):
     """What a FakeGpu says, but for the fields that the device does not give."""
     column = DEVICES.index(name)
     unanswered = [function for function, row in ANSWERS.items() if row[column] != ok]
@@ -28,7 +28,7 @@ def expected(name: str) -> Reading:
 
 
 @pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest, fake_nvml: FakeNvml) -> tuple[str, str]:
+def device(request, fake_nvml):
     """The device's name here and its UUID."""
     fake_nvml.gpus, uuid = machine(request.param)
     for gpu in fake_nvml.gpus[0].instances or ():
@@ -37,9 +37,7 @@ def device(request: pytest.FixtureRequest, fake_nvml: FakeNvml) -> tuple[str, st
     return request.param, uuid
 
 
-def test_readings_are_exact_and_silent(
-    device: tuple[str, str], fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_readings_are_exact_and_silent(device, fake_nvml, caplog):
     name, uuid = device
     assert driver.door().read(uuid) == expected(name)
     fake_nvml.now += 1.0
@@ -47,7 +45,7 @@ def test_readings_are_exact_and_silent(
     assert not caplog.records
 
 
-def test_the_device_is_found_and_sampled(device: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_device_is_found_and_sampled(device, caplog):
     name, uuid = device
     (found,) = gpus()
     assert (found.uuid, found.mig) == (uuid, name == "mig")
