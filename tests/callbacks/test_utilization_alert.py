@@ -206,6 +206,10 @@ def test_a_training_that_hangs(driven, clock):
         seconds(alert, clock, 1)
     seconds(alert, clock, 10)
     assert len(alert.alerts) == 2
+    alert.on_train_end()
+    alert.on_train_begin()  # the next fit starts over
+    seconds(alert, clock, 20)
+    assert alert.alerts == ()
 
 
 def test_the_first_step_has_five_times_as_long(driven, clock):
