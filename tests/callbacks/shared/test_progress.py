@@ -125,6 +125,16 @@ def test_a_step_that_does_not_end(at, named):
 
 
 @pytest.mark.slow
+def test_several_steps_an_execution():
+    def run(held, hooks):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False, steps_per_execution=4)
+        fits(generated(held), [hooks], model)
+
+    assert stands(6, run) == ("input", None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["input", "step"])
 def test_overlapped(where):
     def run(held, hooks):
@@ -169,6 +179,19 @@ def test_a_callback(first, hook):
         fit(*([Saves(held, hook), hooks] if first else [hooks, Saves(held, hook)]), epochs=2)
 
     assert stands(1, run) == ("callback", f"Saves.{hook}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["input", "validation"])
+def test_validation(where):
+    def run(held, hooks):
+        once = tf.data.Dataset.from_tensors(BATCH)
+        if where == "input":
+            fits(once, [hooks], validation_data=generated(held))
+        else:
+            fits(once, [hooks], stepping(held), validation_data=once)
+
+    assert stands(1, run) == (where, None)
 
 
 @pytest.mark.slow
