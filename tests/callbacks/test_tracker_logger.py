@@ -31,9 +31,6 @@ class Tracker:
     def epochs(self):
         return [(step, data) for step, data in self.logged if "loss" in data]
 
-    def live(self):
-        return [(step, data) for step, data in self.logged if any(key.startswith("live/") for key in data)]
-
 
 class WandbRun:
     """Keeps what W&B 0.31 was seen to keep: not what comes with a step below the last; without one, all."""
