@@ -17,38 +17,30 @@ from tfopt.warn import forget_warnings
 
 
 def fit(logger, examples=40, size=8, model=None, **arguments):
-    model = model or tiny_net()
-    return model.fit(dataset(examples, size), verbose=0, shuffle=False, callbacks=[logger], **arguments)
+    arguments = {"verbose": 0, "shuffle": False, "callbacks": [logger]} | arguments
+    return (model or tiny_net()).fit(dataset(examples, size), **arguments).history
 
 
-def test_examples_and_step_time_without_the_first_step(set_clock):
+@pytest.mark.parametrize(
+    ("options", "steps_per_execution", "step_ms", "rates"),
+    [
+        # Five steps of eight examples, a second each; in the first epoch the first step counts neither way.
+        ({}, 1, [1000, 1000], [32 / 4, 40 / 5]),
+        ({"examples": 20}, 1, [1000, 1000], [12 / 2, 20 / 3]),
+        ({"validation_data": batch(100)}, 1, [1000, 1000], [8, 8]),
+        ({"examples": 64}, 4, [250, 250], [32, 32]),
+        # One execution is all there is.
+        ({"examples": 8}, 1, [60_000, 1000], [8 / 60, 8]),
+        ({"examples": 32}, 4, [60_000 / 4, 1000 / 4], [32 / 60, 32]),
+    ],
+)
+def test_examples_and_step_time_without_the_first_step(options, steps_per_execution, step_ms, rates, set_clock):
     set_clock(Clock(0.0, 60.0), ThroughputLogger)
     logger = ThroughputLogger()
-    history = fit(logger, epochs=2)
+    history = fit(logger, model=tiny_net(steps_per_execution=steps_per_execution), epochs=2, **options)
     assert logger.first_step_seconds == 60.0
-    # Five steps of eight examples, a second each; in the first epoch the first step counts neither way.
-    assert history.history["step_time_ms"] == [1000.0, 1000.0]
-    assert history.history["examples_per_second"] == [32 / 4, 40 / 5]
-
-
-def test_a_partial_batch_counts_as_what_it_is(set_clock):
-    set_clock(Clock(), ThroughputLogger)
-    history = fit(ThroughputLogger(), examples=20, size=8, epochs=2)
-    assert history.history["examples_per_second"] == [12 / 2, 20 / 3]
-
-
-def test_validation_is_neither_timed_nor_counted(set_clock):
-    set_clock(Clock(), ThroughputLogger)
-    history = fit(ThroughputLogger(), epochs=2, validation_data=dataset(100, 10))
-    assert history.history["examples_per_second"] == [8.0, 8.0]
-
-
-def test_steps_per_execution(set_clock):
-    set_clock(Clock(0.0, 60.0), ThroughputLogger)
-    logger = ThroughputLogger()
-    history = fit(logger, examples=64, size=8, epochs=1, model=tiny_net(steps_per_execution=4))
-    assert history.history["step_time_ms"] == [250.0]
-    assert history.history["examples_per_second"] == [32.0]
+    assert history["step_time_ms"] == step_ms
+    assert history["examples_per_second"] == rates
 
 
 @pytest.mark.slow
@@ -91,28 +83,17 @@ class Milliseconds:
         return self._now
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-def test_in_a_training_of_one_execution_that_is_all_there_is(steps, set_clock):
-    set_clock(Clock(0.0, 60.0), ThroughputLogger)
-    logger = ThroughputLogger()
-    history = fit(logger, examples=8 * steps, model=tiny_net(steps_per_execution=steps), epochs=2)
-    assert history.history["step_time_ms"] == [60_000.0 / steps, 1000.0 / steps]
-    assert history.history["examples_per_second"] == [8 * steps / 60, 8 * steps]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["on_epoch_end", "on_train_batch_end"])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("when", "first"), [("on_epoch_end", True), ("on_epoch_end", False), ("on_train_batch_end", False)]
+)
 def test_another_callback_that_evaluates_does_not_bend_the_figures(when, first, set_clock):
     evaluates = keras.callbacks.Callback()
     setattr(evaluates, when, lambda *_, logs=None: evaluates.model.evaluate(*batch(600), batch_size=300, verbose=0))
     set_clock(Clock(), ThroughputLogger)
     logger = ThroughputLogger()
-    callbacks = [evaluates, logger] if first else [logger, evaluates]
-    data = dataset(40, 8)
-    history = tiny_net().fit(data, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history
-    if not (first and when == "on_train_batch_end"):  # else the first batch's size is not to be had
-        assert history["examples_per_second"] == [8.0, 8.0]
+    history = fit(logger, epochs=2, callbacks=[evaluates, logger] if first else [logger, evaluates])
+    assert history["examples_per_second"] == [8.0, 8.0]
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
@@ -136,8 +117,8 @@ def test_a_train_step_without_a_loss_tracker_has_no_examples_and_it_is_said_once
     model.compile("sgd", "mse")
     set_clock(Clock(), ThroughputLogger)
     history = fit(ThroughputLogger(), model=model)
-    assert history.history["step_time_ms"] == [1000.0]
-    assert "examples_per_second" not in history.history
+    assert history["step_time_ms"] == [1000.0]
+    assert "examples_per_second" not in history
     set_clock(Clock(), ThroughputLogger)
     fit(ThroughputLogger(), model=model)
     assert caplog.text.count("the examples of 'custom'") == 1
@@ -178,7 +159,7 @@ def test_percentiles_of_all_steps_of_an_epoch(tmp_path, set_clock):
     seconds = [*np.linspace(5.0, 9.0, 30), *np.random.default_rng(0).lognormal(-4, 0.3, 370)]
     set_clock(Clock(0.0, 60.0, *seconds), ThroughputLogger)
     logger = ThroughputLogger(tmp_path, window_steps=50)
-    history = fit(logger, examples=401, size=1).history
+    history = fit(logger, examples=401, size=1)
     found = [history[f"step_time_{name}ms"][0] for name in ("", "p95_", "p99_")]
     assert found == pytest.approx(1000 * np.percentile(seconds, (50, 95, 99)), rel=0.01)
     last = rows(tmp_path)[-1]
@@ -191,7 +172,7 @@ def test_the_first_step_is_in_the_logs_of_its_epoch_alone(set_clock):
     look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs.get("first_step_seconds")))
     set_clock(Clock(0.0, 60.0), ThroughputLogger)
     logger = ThroughputLogger()
-    tiny_net().fit(dataset(16, 8), epochs=2, verbose=0, shuffle=False, callbacks=[logger, look])
+    fit(logger, examples=16, epochs=2, callbacks=[logger, look])
     assert seen == [60.0, None]
 
 
@@ -229,11 +210,9 @@ def test_the_time_that_is_left_takes_in_validation_once_it_was_seen(set_clock):
     set_clock(clock, ThroughputLogger)
     logger, takes = ThroughputLogger(), Takes(clock, validation=7.0, behind=3.0)
     told = Told(logger)
-    history = tiny_net().fit(
-        *batch(40), batch_size=8, epochs=3, verbose=0, validation_data=batch(8), callbacks=[logger, takes]
-    )
+    history = fit(logger, epochs=3, validation_data=batch(8), callbacks=[logger, takes])
     # The callbacks behind are seen when the next epoch begins: two ends of 7 s and one of 3 s.
-    assert history.history["eta_seconds"] == [2 * (5 * 2 + 7), 5 * 2 + (7 + 7 + 3) / 2, 0]
+    assert history["eta_seconds"] == [2 * (5 * 2 + 7), 5 * 2 + (7 + 7 + 3) / 2, 0]
     # After two of fifteen steps, and before any validation.
     assert told.rows[0]["eta_seconds"] == 13 * 2
 
@@ -257,7 +236,7 @@ def test_no_time_is_left_to_tell_where_the_number_of_steps_is_unknown(set_clock)
 def test_operations_and_their_share_of_the_peak(set_clock):
     set_clock(Clock(), ThroughputLogger)
     logger = ThroughputLogger(flops_per_example=1e9, peak_tflops=2)
-    history = fit(logger, epochs=2).history
+    history = fit(logger, epochs=2)
     # Eight examples a second.
     assert history["model_tflops_per_second"] == pytest.approx([0.008, 0.008])
     assert history["mfu_percent"] == pytest.approx([0.4, 0.4])
@@ -266,7 +245,7 @@ def test_operations_and_their_share_of_the_peak(set_clock):
 def test_operations_are_counted_and_without_a_peak_they_have_no_share(tmp_path, fake_nvml, set_clock):
     set_clock(Clock(), ThroughputLogger)
     logger = ThroughputLogger(tmp_path, window_steps=2)
-    history = fit(logger).history
+    history = fit(logger)
     assert logger.flops_per_example == 4 * 64  # of a single layer: forward, and the gradient of its kernel
     assert logger.peak_tflops is None
     assert history["model_tflops_per_second"] == pytest.approx([8 * 4 * 64 / 1e12])
@@ -290,7 +269,7 @@ def test_what_cannot_be_counted_is_named_once_and_survived(caplog):
     model.compile("sgd", "mse", jit_compile=False)
     with caplog.at_level(logging.WARNING, "tfopt"):
         for _ in range(2):
-            history = fit(ThroughputLogger(), model=model).history
+            history = fit(ThroughputLogger(), model=model)
     (record,) = caplog.records
     assert "own_1/PyFunc (" in record.message
     assert "pass ThroughputLogger(flops_per_example=…)" in record.message
@@ -306,13 +285,13 @@ def test_listeners_are_told_once_a_second_and_at_the_end_of_an_epoch(tmp_path, s
     fit(logger, epochs=2)  # the clock stands still: only the ends of epochs
     assert [(row["epoch"], row["step"]) for row in told.rows] == [(0, 5), (1, 10)]
     told.rows.clear()
-    history = tiny_net().fit(dataset(64, 8), epochs=2, verbose=0, shuffle=False, callbacks=[takes, logger])
+    history = fit(logger, examples=64, epochs=2, callbacks=[takes, logger])
     # The first step ends at 60 s; three more take over a second.
     assert [(row["epoch"], row["step"]) for row in told.rows] == [(0, 2), (0, 5), (0, 8), (1, 11), (1, 14), (1, 16)]
     assert {round(row["step_time_ms"]) for row in told.rows} == {400}
     assert {round(row["examples_per_second"]) for row in told.rows} == {20}
     assert told.rows[0].keys() == rows(tmp_path)[0].keys()
-    assert "step_time_ms" in history.history
+    assert "step_time_ms" in history
 
 
 class Device:
@@ -406,5 +385,5 @@ def test_one_logger_in_a_fit_within_a_fit():
             if step == 0:
                 fit(logger, examples=16, model=inner)  # two steps, as many as the outer fit has done after its next
 
-    history = tiny_net().fit(dataset(40, 8), epochs=2, verbose=0, shuffle=False, callbacks=[logger, Fits()]).history
+    history = fit(logger, epochs=2, callbacks=[logger, Fits()])
     assert len(history["step_time_ms"]) == 2
