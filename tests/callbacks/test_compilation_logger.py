@@ -105,6 +105,15 @@ def test_the_remedy_fits_the_cause():
     assert repeated_compilation([], 1) is None
 
 
+def test_functions_of_one_name_are_counted_apart():
+    history = History()
+    both = [
+        history.add("f", "f_1", 1.0, {0: f"float32 ({size},)"}, variables=(name,)) for size in (1, 2) for name in "ab"
+    ]
+    assert repeated_compilation(both, 2) is None
+    assert repeated_compilation(both, 1) is not None
+
+
 class Fails(keras.callbacks.Callback):
     def __init__(self, error):
         super().__init__()

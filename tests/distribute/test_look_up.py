@@ -1,5 +1,6 @@
 """look_up(): names at once, retried ever less often until the deadline, never beyond it, and no more than needed."""
 
+import random
 import socket
 import threading
 import time
@@ -127,3 +128,10 @@ def test_pauses_grow_to_the_longest_and_differ_between_workers():
         assert longest / 2 <= min(drawn) <= max(drawn) <= longest
         assert len(drawn) == 50
     assert sum(waits[0]) > 40  # they do not shrink again
+
+
+def test_pauses_do_not_touch_the_users_random_numbers():
+    random.seed(0)
+    state = random.getstate()
+    assert list(islice(pauses(1.0), 3)) != list(islice(pauses(1.0), 3))
+    assert random.getstate() == state

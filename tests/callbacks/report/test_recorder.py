@@ -67,6 +67,13 @@ def test_samples_by_gpu_and_the_host_once(recording, clock):
     assert not timeline.series["sm_active_percent"]
 
 
+def test_how_it_was_trained(recording):
+    recording.take_steps({"mfu_percent": 41.5})
+    found = record(recording)
+    assert (found.setup, found.batch_size) == (("Adam",), 32.0)
+    assert points(found.timeline, "mfu_percent") == [(0, 41.5)]
+
+
 def test_steps_stand_where_they_were_and_count_for_their_time(recording, clock):
     for now, ago, steps, seconds, wait in ((1001.0, 0.0, 9, 1.0, 0.0), (1019.0, 8.0, 1, 9.0, 100.0)):
         clock.now = now

@@ -92,6 +92,11 @@ def test_an_exception_that_would_recur_is_no_reason_to_restart(workers):
     assert ended[1].code == 1
 
 
+def test_a_long_exception_is_cut(workers):
+    ended = workers.run(SLEEP, "raise ValueError('𝄞' * 100_000)")
+    assert_lost(ended, 1, "it failed: ValueError: 𝄞𝄞")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "why"),
@@ -126,6 +131,12 @@ def test_a_survivor_without_stderr_ends_too(workers):
     assert workers.run("os.close(2); time.sleep(300)", f"time.sleep(0.5); {KILL}")[0].code == 75
 
 
+@pytest.mark.slow
+def test_an_exit_code_of_a_thread_does_not_count(workers):
+    thread = "import threading; thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()"
+    assert [end.code for end in workers.run("time.sleep(2.5)", thread).values()] == [0, 0]
+
+
 def test_what_was_printed_is_not_lost(workers):
     assert "step 1" in workers.run("print('step 1'); time.sleep(300)", f"time.sleep(0.5); {KILL}")[0].stdout
 
@@ -144,6 +155,15 @@ def test_the_watchdog_is_deaf_to_signals(workers):
     signals = "[os.kill(watch._process.pid, s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]"
     ended = workers.run(f"{signals}; time.sleep(1)", "time.sleep(1)")
     assert [end.code for end in ended.values()] == [0, 0], ended
+
+
+@pytest.mark.slow
+def test_a_forked_child_neither_says_bye_nor_holds_the_pipe(workers):
+    fork = "if os.fork() == 0: sys.exit(5)\nos.wait()\n"
+    ended = workers.run(fork + "time.sleep(1)", "time.sleep(1)")
+    assert [end.code for end in ended.values()] == [0, 0], ended
+    orphan = f"if os.fork() == 0: os.close(1); os.close(2); time.sleep(3); os._exit(0)\n{KILL}"
+    assert_lost(workers.run(SLEEP, orphan), 1, "ended without a goodbye")
 
 
 class TestACommunicationError:
