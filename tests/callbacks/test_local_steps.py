@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from local_cases import CASES, FEW, by_hand
 from quick import SLOW, in_shares
-from trained_apart import ended, start
+from trained_apart import distance, ended, start
 
 from tfopt.callbacks import LocalSteps
 from tfopt.distribute import compress_gradients, shard_optimizer
@@ -25,12 +25,6 @@ def found(request, tmp_path_factory):
     for where, workers in (("here", 0), ("truth", 0), ("workers", 2)):
         ended(start("local_training.py", folder, where, request.param, workers=workers))
     return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in [*WHERE, "truth"]}
-
-
-def distance(one, other):
-    """The largest difference between two lists of arrays."""
-    assert [part.shape for part in one] == [part.shape for part in other]
-    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")

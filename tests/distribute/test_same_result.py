@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from distributed_cases import FEW, OF_WORKERS, SAME
 from quick import SHARES, SLOW, in_shares
-from trained_apart import ended, start
+from trained_apart import distance, ended, start
 
 # For weights.
 LIMITS = {"float64": 1e-9, "float32": 1e-6, "mixed_float16": 1e-2}
@@ -39,12 +39,6 @@ def found(request, tmp_path_factory):
         "one by hand": here["one by hand"],
         "refused": here["refused"],
     }
-
-
-def distance(one, other):
-    """The largest difference between two lists of arrays."""
-    assert [np.shape(part) for part in one] == [np.shape(part) for part in other]
-    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from quick import SHARES, SLOW, in_shares
 from sharded_cases import CASES, FEW, SAVED
-from trained_apart import ended, start
+from trained_apart import distance, ended, start
 from versions import since_keras
 
 from tfopt.distribute import shard_optimizer
@@ -36,12 +36,6 @@ def found(request, folder):
         ended(start(script, folder, 3, share))
     names = [*WHERE, "three"] if share == "few" else WHERE
     return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in names}
-
-
-def distance(one, other):
-    """The largest difference between two lists of arrays."""
-    assert [part.shape for part in one] == [part.shape for part in other]
-    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")

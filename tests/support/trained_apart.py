@@ -1,9 +1,11 @@
-"""Runs scripts of tests/support in processes of their own: alone, or as workers of a launcher."""
+"""Runs trainings of tests/support in processes of their own: alone, or as workers of a launcher."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 SUPPORT = Path(__file__).parent
 
@@ -27,3 +29,9 @@ def ended(*started):
         for process in started:
             process.kill()
     return out
+
+
+def distance(one, other):
+    """The largest difference between two lists of arrays."""
+    assert [np.shape(part) for part in one] == [np.shape(part) for part in other]
+    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
