@@ -13,6 +13,7 @@ from tfopt import hardware
 from tfopt.distribute.cluster.membership import Cluster
 from tfopt.distribute.cluster.resolving import resolve
 from tfopt.distribute.cluster.slurm import from_slurm
+from tfopt.distribute.placement import visible_devices
 from tfopt.errors import ClusterError
 
 nvml = fake_nvml.fake_nvml
@@ -234,6 +235,24 @@ def test_five_thousand_mutated_ones_give_a_cluster_a_line_or_a_cluster_error():
         clusters += isinstance(found, Cluster)
     # Both outcomes occurred often.
     assert min(clusters, errors) > 100
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "expected"),
+    [
+        (4, ["0,1", "2,3"], ["0,1", "2,3"]),  # --gpus-per-task=2
+        (4, ["0,1", "0,1"], ["0,1", "0,1"]),  # and a control group for each task
+        (4, ["0,1,2,3"] * 2, ["0,1", "2,3"]),
+        (3, ["0,1,2"] * 2, ["0", "1"]),
+        (2, ["GPU-b,GPU-a"] * 2, ["GPU-b", "GPU-a"]),
+    ],
+)
+def test_a_tasks_own_gpus_are_left_alone_and_what_all_see_is_divided(gpus, visible, expected):
+    """CUDA_VISIBLE_DEVICES and SLURM_GPUS_ON_NODE as Slurm 22.05 sets them for two tasks on a node."""
+    pairs = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "n9"}
+    for local, value in enumerate(visible):
+        environ = task(local, 0, local, "0,1", **pairs, CUDA_VISIBLE_DEVICES=value, SLURM_GPUS_ON_NODE=str(gpus))
+        assert visible_devices(environ, cluster(environ)).value == expected[local]
 
 
 def test_numbers_of_gpus_are_those_within_the_control_group(nvml):
