@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import assert_same_state, state
+from models import state
 from watched_functions import is_watched
 
 from tfopt.callbacks import CompilationLogger
@@ -114,14 +114,6 @@ def test_functions_of_one_name_are_counted_apart():
     assert repeated_compilation(both, 1) is not None
 
 
-@pytest.mark.slow
-def test_training_is_the_same_with_it():
-    plain, logged = linear(), linear()
-    plain.fit(data(20), epochs=2, verbose=0, shuffle=False, validation_data=data(8))
-    fit(CompilationLogger(), logged, data(20), epochs=2, validation_data=data(8))
-    assert_same_state(state(plain), state(logged))
-
-
 class Fails(keras.callbacks.Callback):
     def __init__(self, error):
         super().__init__()
@@ -132,11 +124,10 @@ class Fails(keras.callbacks.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_in_another_callback(error):
-    model, logger, fails = linear(), CompilationLogger(), Fails(error)
+def test_an_exception_in_another_callback():
+    model, logger, fails = linear(), CompilationLogger(), Fails(KeyboardInterrupt)
     fit(CompilationLogger(), model)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         fit(logger, model, callbacks=[fails])
     del fails
     gc.collect()
@@ -217,13 +208,6 @@ def test_a_step_that_is_replaced_meanwhile_is_watched_too():
     model = linear(jit_compile=False)
     switch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: set_jit(model, epoch == 1))
     assert fit(CompilationLogger(), model, epochs=2, callbacks=[switch])["xla_compilations"] == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_keras_logger_before_it_is_warned_of(tmp_path):
-    csv_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    with pytest.warns(UserWarning, match="Expected CompilationLogger before CSVLogger"):
-        linear().fit(data(8), verbose=0, shuffle=False, callbacks=[csv_logger, CompilationLogger()])
 
 
 def test_evaluate_alone_is_not_followed():

@@ -1,10 +1,6 @@
 """Local SGD equals trainings of single devices whose weights are averaged by NumPy."""
 
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,13 +8,12 @@ import pytest
 import tensorflow as tf
 from local_cases import CASES, FEW, by_hand
 from quick import SLOW, in_shares
+from trained_apart import distance, ended, start
 
 from tfopt.callbacks import LocalSteps
 from tfopt.distribute import compress_gradients, shard_optimizer
 from tfopt.errors import UnsupportedError
 
-SUPPORT = Path(__file__).parents[1] / "support"
-TRAINING = SUPPORT / "local_training.py"
 WHERE = ["here", "workers0", "workers1"]
 LIMITS = {"float64": 1e-12, "mixed_float16": 1e-3, "mixed_bfloat16": 1e-2}
 
@@ -27,25 +22,9 @@ LIMITS = {"float64": 1e-12, "mixed_float16": 1e-3, "mixed_bfloat16": 1e-2}
 def found(request, tmp_path_factory):
     """What a share of the cases became on two devices, in two processes, and on one device after another."""
     folder = tmp_path_factory.mktemp("local")
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT, *sys.path]))}
-    environ.pop("TF_CONFIG", None)
-    environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2"]
-    commands = [
-        [sys.executable, TRAINING, folder, "here", request.param],
-        [sys.executable, TRAINING, folder, "truth", request.param],
-        [*launch, TRAINING, folder, "workers", request.param],
-    ]
-    for command in commands:
-        run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=800)
-        assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    for where, workers in (("here", 0), ("truth", 0), ("workers", 2)):
+        ended(start("local_training.py", folder, where, request.param, workers=workers))
     return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in [*WHERE, "truth"]}
-
-
-def distance(one, other):
-    """The largest difference between two lists of arrays."""
-    assert [part.shape for part in one] == [part.shape for part in other]
-    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")

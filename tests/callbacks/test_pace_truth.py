@@ -1,19 +1,11 @@
 """ThroughputLogger's figures against sums over the steps: of a simulated loop, and of real fits that stall."""
 
-import gc
-import itertools
-import time
-
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from clock import Clock
-from models import batch
-from throughput import rows, tiny_net
+from throughput import rows
 
-from tfopt import fit as tfopt_fit
-from tfopt.callbacks import ReportWriter, ThroughputLogger, UtilizationLogger
+from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.report_writer import Recorder
 from tfopt.callbacks.throughput.input_wait import InputWait
 
@@ -142,82 +134,3 @@ def test_rows_also_come_by_time_and_what_is_left_is_written_however_the_fit_ends
     )
     assert {row["examples_per_second"] for row in found} == {3.2}
     assert [row["step"] for row in found] == [7, 13, 19, 25, 29]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps_per_execution", "overlapped", "ends"),
-    [(1, False, "whole"), (1, True, "whole"), (3, False, "whole"), (1, False, "stopped"), (3, False, "stopped")],
-)
-def test_rows_logs_and_page_of_real_fits_agree(tmp_path, steps_per_execution, overlapped, ends):
-    """Two fits with validation, whose input stalls: the second one may end with an exception."""
-    stalls = {10: 0.8, 40: 1.2}
-
-    def batches():
-        for number in range(60):
-            time.sleep(stalls.get(number, 0.0))
-            yield np.ones((8, 8, 8, 1), "float32"), np.ones((8, 1), "float32")
-
-    class Works(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            time.sleep(0.015 * steps_per_execution)
-
-    class Stops(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch >= 50 and ends == "stopped":
-                raise KeyboardInterrupt
-
-    spec = (tf.TensorSpec((8, 8, 8, 1)), tf.TensorSpec((8, 1)))
-    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    data = data.apply(tf.data.experimental.assert_cardinality(60))
-    model = tiny_net(jit_compile=False, steps_per_execution=steps_per_execution)
-    if overlapped:
-        tfopt_fit.overlap(model)
-    page = ReportWriter(tmp_path / "report.html")
-    logger = ThroughputLogger(tmp_path, window_steps=30)
-    kept = Keeps(page)
-    callbacks = [UtilizationLogger(tmp_path, 0.2), logger, page, kept, Works()]
-    options = {"verbose": 0, "shuffle": False, "validation_data": batch(32)}
-    histories = [model.fit(data, callbacks=callbacks, **options).history]
-    try:
-        histories.append(model.fit(data, callbacks=[*callbacks, Stops()], **options).history)
-    except KeyboardInterrupt:
-        del callbacks, logger, page  # as when the notebook's next cell runs: nothing holds the fit any more
-        gc.collect()
-    runs = list(dict.fromkeys(row["run"] for row in rows(tmp_path)))
-    assert len(runs) == 2
-    for number, run in enumerate(runs):
-        found = [row for row in rows(tmp_path) if row["run"] == run]
-        assert [row["elapsed_seconds"] for row in found] == sorted(row["elapsed_seconds"] for row in found)
-        assert all(a["step"] + b["window_steps"] == b["step"] for a, b in itertools.pairwise(found))
-        seconds = sum(row["window_seconds"] for row in found)
-        assert seconds > sum(stalls.values()) * (steps_per_execution == 1 or not overlapped)
-        if number >= len(histories):
-            assert found[-1]["step"] >= 60 + 40, "what was not written when the fit ended, but for a second's steps"
-            continue
-        logs = {name: values[0] for name, values in histories[number].items()}
-        examples = sum(row["examples_per_second"] * row["window_seconds"] for row in found)
-        assert logs["examples_per_second"] == pytest.approx(examples / seconds, rel=0.01)
-        series = kept.timelines[number].series
-        assert series["examples_per_second"][None].mean() == pytest.approx(examples / seconds, rel=0.01)
-        if steps_per_execution > 1:
-            assert "input_wait_percent" not in logs
-            continue
-        known = [row for row in found if row["input_wait_percent"] is not None]
-        waited = sum(row["input_wait_percent"] * row["window_seconds"] for row in known)
-        waits = [waited / seconds, series["input_wait_percent"][None].mean()]
-        assert waits == pytest.approx([logs["input_wait_percent"]] * 2, abs=15), (
-            "rows and page, but for windows too short to tell"
-        )
-        assert logs["input_wait_percent"] > 100 * sum(stalls.values()) / seconds - 8
-
-
-class Keeps(keras.callbacks.Callback):
-    """Keeps what the page knows at each fit's end."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.page, self.timelines = page, []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.timelines.append(self.page._recorder._timeline)

@@ -1,10 +1,6 @@
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_state, batch, small_net, state, summed_in_one_order
+from precision_matrix.own_steps import Own
 from quick import campaign, first_quick
 
 from tfopt import fit as tfopt_fit
@@ -94,20 +91,6 @@ def fit(model, monitor, epochs=3, **options):
 # Training stays the same
 
 
-class OwnStep(keras.Model):
-    """Its own train_step, with the loss scaled."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            outputs = self(x, training=True)
-            loss = self.compute_loss(x, y, outputs)
-            scaled = self.optimizer.scale_loss(loss)
-        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
-        self._loss_tracker.update_state(loss)
-        return {"loss": self._loss_tracker.result()}
-
-
 class TwoNets(keras.Model):
     """Two nets with an optimizer each, as in a GAN, and nothing to call."""
 
@@ -161,7 +144,7 @@ def noisy():
 
 def with_own_step():
     stock = small_net("mixed_float16")
-    model = OwnStep(stock.inputs, stock.outputs)
+    model = Own(stock.inputs, stock.outputs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), loss)
     return model
@@ -224,39 +207,6 @@ def test_training_stays_the_same(case):
     assert_same_state(expected, received)
     assert {key: monitored[key] for key in history} == history
     assert readings == ([2, 4, 6, 8, 10, 12] if "several" in case else [*range(1, 10)])
-
-
-TWO_REPLICAS = """
-from types import SimpleNamespace
-
-import keras
-import numpy as np
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from models import assert_same_state, batch, small_net, state
-from tfopt.callbacks import PrecisionMonitor, precision_monitor
-
-precision_monitor.time = SimpleNamespace(perf_counter=lambda: 0.0)
-found = []
-for monitors in ([], [PrecisionMonitor(batch(8, seed=1), every_steps=1)]):
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        model = small_net("mixed_bfloat16", dropout=0.0)
-    model.fit(*batch(32), batch_size=16, epochs=3, verbose=0, shuffle=False, callbacks=monitors)
-    found.append(state(model))
-assert_same_state(*found)
-print(len(monitors[0].readings), "compared")
-"""
-
-
-@pytest.mark.slow
-def test_two_replicas():
-    """In a process of its own: logical devices are made before TensorFlow starts."""
-    root = Path(__file__).parents[2]
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{root}:{root / 'tests' / 'support'}"}
-    run = subprocess.run([sys.executable, "-c", TWO_REPLICAS], env=environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert "6 compared" in run.stdout
 
 
 # What it finds

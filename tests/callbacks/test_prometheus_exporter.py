@@ -1,9 +1,6 @@
-import copy
 import gc
 import os
-import pickle
 import socket
-import socketserver
 import sys
 import threading
 import time
@@ -15,13 +12,10 @@ import numpy as np
 import pytest
 from clock import Clock
 from fake_nvml import FakeGpu
-from models import assert_same_state, state
 from prometheus_client.parser import text_string_to_metric_families
-from quick import first_quick
 from throughput import Clock as StepClock
 from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, told
 
-import tfopt
 from tfopt import warn
 from tfopt.callbacks import ThroughputLogger, UtilizationLogger, prometheus_exporter
 from tfopt.callbacks.prometheus_exporter import PrometheusExporter
@@ -153,30 +147,22 @@ def test_what_is_unknown_has_no_sample(driven):
     # A GPU that is lost is no longer there.
     exporter._take_samples(gpus(None, None))
     assert not [name for name, *_ in written(exporter) if "gpu" in name]
-
-
-def test_without_a_gpu_the_host_is_there(driven):
-    exporter = driven()
-    exporter._take_samples((GpuSample(0.0, 0.0, host_cpu_percent=42.0),))
+    exporter._take_samples((GpuSample(0.0, 0.0, host_cpu_percent=42.0),))  # a machine without one
     assert written(exporter)["tfopt_host_cpu_ratio",] == 0.42
 
 
 def test_logs_are_finite_numbers_under_whatever_name(driven):
     exporter = driven()
-    exporter.on_epoch_end(0, {"loss": 0.5, 'a "b"\n\\': 1, "nan": float("nan"), "text": "x", "none": None})
+    logs = {"loss": 0.5, 'a "b"\n\\': 1, "\ud800": 2, 7: 1.5, "nan": float("nan"), "text": "x", "none": None}
+    exporter.on_epoch_end(0, logs)
     found = written(exporter)
     assert {key: value for key, value in found.items() if key[0] == "tfopt_log"} == {
         ("tfopt_log", "loss"): 0.5,
         ("tfopt_log", 'a "b"\n\\'): 1.0,
+        ("tfopt_log", "\ufffd"): 2.0,
+        ("tfopt_log", "7"): 1.5,
     }
     assert found["tfopt_epochs_total",] == 1.0
-
-
-def test_a_log_key_that_no_file_can_hold(driven):
-    exporter = driven()
-    exporter.on_epoch_end(0, {"\ud800": 0.5, 7: 1.5})
-    found = written(exporter)
-    assert (found["tfopt_log", "\ufffd"], found["tfopt_log", "7"]) == (0.5, 1.5)
 
 
 def test_evaluate_and_predict_without_fit(tmp_path):
@@ -301,16 +287,6 @@ def free_port():
         return server.getsockname()[1]
 
 
-def test_closing_does_not_wait_for_the_server_to_look_up(monkeypatch):
-    """It looks for the end of its loop once a minute here, and has ended all the same."""
-    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (60.0,))
-    outlets = []
-    exporter = PrometheusExporter(port=0)
-    fit(exporter, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: outlets.append(exporter._outlet)))
-    assert not outlets[0]._thread.is_alive()
-    assert not outlets[0]._closing.is_alive()
-
-
 @pytest.mark.slow
 def test_after_an_interrupted_fit_port_and_file_end_by_themselves(tmp_path):
     port = free_port()
@@ -365,32 +341,6 @@ class Answers(keras.callbacks.Callback):
         assert scraped(self.exporter)["tfopt_fit_running",] == 1.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlapped", first_quick([False, True]))
-def test_training_is_the_same_with_it(tmp_path, overlapped):
-    plain, watched = net(), net()
-    fit(model=plain, epochs=2)
-    if overlapped:
-        tfopt.fit.overlap(watched)
-    fit(
-        PrometheusExporter(tmp_path / "fit.prom", interval_seconds=TICK),
-        UtilizationLogger(interval_seconds=TICK),
-        PrometheusExporter(port=0),
-        model=watched,
-        epochs=2,
-    )
-    if overlapped:
-        tfopt.fit.undo(watched)
-    assert_same_state(state(plain), state(watched))
-
-
-def test_it_can_be_copied_before_and_after_fit(tmp_path):
-    exporter = PrometheusExporter(tmp_path / "fit.prom")
-    for copied in (copy.deepcopy(exporter), pickle.loads(pickle.dumps(exporter))):
-        fit(copied)
-    assert (tmp_path / "fit.prom").exists()
-
-
 def test_the_package_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UnsupportedError, match=r"Run: pip install 'tfopt\[prometheus\]'"):
@@ -403,14 +353,8 @@ def test_the_package_is_missing(monkeypatch):
         ({}, ValueError, "Expected a textfile or a port. Received: textfile=None, port=None"),
         ({"textfile": "a.prom", "port": 1}, ValueError, "For both, use two exporters"),
         ({"textfile": "metrics.txt"}, ValueError, r'ends in ".prom". Received: \'metrics.txt\'. node_exporter'),
-        ({"textfile": 3}, TypeError, "Expected textfile to be a path. Received: 3"),
-        ({"port": "9000"}, TypeError, "Expected port to be an integer. Received: '9000'"),
-        ({"port": True}, TypeError, "Expected port to be an integer"),
         ({"port": 65536}, ValueError, "Expected port to be from 0 to 65535"),
         ({"port": 0, "host": ""}, TypeError, "Expected host to be an address. Received: ''"),
-        ({"port": 0, "host": None}, TypeError, "Expected host to be an address. Received: None"),
-        ({"port": 0, "interval_seconds": 0}, ValueError, "Expected interval_seconds to be above 0"),
-        ({"port": 0, "interval_seconds": "15"}, TypeError, "Expected interval_seconds to be a number"),
     ],
 )
 def test_bad_arguments(arguments, error, message):

@@ -1,28 +1,22 @@
 import atexit
-import copy
 import functools
 import gc
 import json
 import logging
 import multiprocessing
-import pickle
 import sys
 import threading
-import time
-from pathlib import Path
 from types import ModuleType
 
 import keras
 import pytest
 import tensorflow as tf
-from models import assert_same_state, batch, small_net, state
 from quick import first_quick
 from traces import batches, marked_steps, tiny_model
 
-from tfopt.callbacks import CompilationLogger, step_profiler
+from tfopt.callbacks import step_profiler
 from tfopt.callbacks.profiler import trace as trace_module
 from tfopt.callbacks.step_profiler import StepProfiler
-from tfopt.fit import overlap, undo
 from tfopt.internals.runtime import is_profiling
 from tfopt.warn import forget_warnings
 
@@ -183,18 +177,6 @@ def disk(monkeypatch):
     return goes_on
 
 
-def test_while_it_is_written_it_says_so(tmp_path, disk):
-    written = []
-    recording = trace_module.Trace(tmp_path, written)
-    assert not trace_module.is_writing()
-    recording.give_up()
-    assert trace_module.is_writing()
-    disk.set()
-    assert recording.finish()
-    assert not trace_module.is_writing()
-    assert written[0].is_dir()
-
-
 def test_no_fit_waits_for_a_disk_that_hangs(tmp_path, disk, monkeypatch, warned):
     monkeypatch.setattr(step_profiler, "PATIENCE_SECONDS", 0.01)
     profiler, other = StepProfiler(tmp_path, start_step=2, steps=2), StepProfiler(tmp_path, start_step=2, steps=2)
@@ -223,31 +205,6 @@ def test_the_summary_waits_for_a_slow_disk(tmp_path, disk, monkeypatch, warned):
     assert profiler.summary().folder == str(profiler.traces[0])
 
 
-@functools.cache
-def plain_state():
-    x, y = batch(32)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    model = small_net()
-    model.fit(dataset, epochs=2, verbose=0, shuffle=False)
-    return dataset, state(model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("overlapped", "first"), first_quick([(False, False), (True, True)]))
-def test_training_is_the_same_with_it(tmp_path, overlapped, first):
-    dataset, plain = plain_state()
-    profiled = small_net()
-    if overlapped:
-        overlap(profiled)
-    profiler = StepProfiler(tmp_path, start_step=5, steps=6)
-    callbacks = [profiler, CompilationLogger()] if first else [CompilationLogger(), profiler]
-    profiled.fit(dataset, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
-    assert marked_steps(profiler.traces[0]) == [*range(5, 11)]
-    assert_same_state(plain, state(profiled))
-    if overlapped:
-        undo(profiled)
-
-
 def test_it_waits_once_and_then_nothing_more_is_recorded(tmp_path, monkeypatch):
     waits, recorded = [], []
     monkeypatch.setattr(step_profiler, "wait", lambda: waits.append(is_profiling()))
@@ -260,22 +217,6 @@ def test_it_waits_once_and_then_nothing_more_is_recorded(tmp_path, monkeypatch):
 def test_fit_does_not_wait_for_the_writing_before_its_end(tmp_path, disk):
     profiler = StepProfiler(tmp_path, start_step=0, steps=1)
     fit(profiler, after_step(7, disk.set))
-    assert marked_steps(profiler.traces[0]) == [0]
-
-
-def test_the_logs_stay_unread(tmp_path):
-    class Logs(dict):
-        def __getattribute__(self, name):
-            raise AssertionError(name)
-
-    profiler = StepProfiler(tmp_path, start_step=0, steps=1)
-    profiler.set_model(tiny_model())
-    profiler.on_train_begin()
-    profiler.on_epoch_begin(0)
-    for step in range(3):
-        profiler.on_train_batch_begin(step, Logs())
-        profiler.on_train_batch_end(step, Logs())
-    profiler.on_train_end()
     assert marked_steps(profiler.traces[0]) == [0]
 
 
@@ -348,25 +289,6 @@ def test_a_device_that_fails_is_for_fit_to_tell(tmp_path, warned, monkeypatch):
     assert marked_steps(profiler.traces[0]) == [2]
 
 
-def ended():
-    """Whether nothing is recorded any more, soon."""
-    until = time.monotonic() + 10
-    while (is_profiling() or trace_module.is_writing()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return not is_profiling()
-
-
-@pytest.mark.slow
-def test_after_an_exception_the_end_of_fit_ends_the_trace(tmp_path):
-    profiler = StepProfiler(tmp_path, start_step=2, steps=4)
-    with pytest.raises(RuntimeError):
-        fit(profiler, after_step(3, fail))
-    gc.collect()
-    assert ended()
-    profiler._collect()
-    assert marked_steps(profiler.traces[0]) == [2, 3]
-
-
 def test_an_exception_ends_the_trace(tmp_path):
     profiler = StepProfiler(tmp_path, start_step=2, steps=4)
     with pytest.raises(RuntimeError) as caught:
@@ -406,14 +328,6 @@ def test_a_fork_in_the_middle_of_a_trace(tmp_path):
     assert marked_steps(profiler.traces[0]) == [2, 3, 4]
 
 
-def test_it_can_be_copied_and_pickled(tmp_path):
-    profiler = StepProfiler(tmp_path, start_step=1, steps=1)
-    fit(profiler, steps=3)
-    for copied in (copy.deepcopy(StepProfiler(tmp_path, 2)), pickle.loads(pickle.dumps(StepProfiler(tmp_path, 2, 1)))):
-        fit(copied, steps=4)
-        assert marked_steps(copied.traces[0])[0] == 2
-
-
 class Nvtx(ModuleType):
     """Stands in for the package nvtx."""
 
@@ -437,14 +351,6 @@ def test_with_nvtx_each_traced_step_is_a_range(tmp_path, monkeypatch):
     assert nvtx.calls == [(what, step) for step in steps for what in ("start", "end")]
 
 
-def test_without_nvtx_there_are_none(tmp_path, monkeypatch, warned):
-    monkeypatch.setitem(sys.modules, "nvtx", None)
-    profiler = StepProfiler(tmp_path, start_step=3, steps=2)
-    fit(profiler)
-    assert marked_steps(profiler.traces[0]) == [3, 4]
-    assert warned() == []
-
-
 def test_the_summary_is_written_beside_the_trace(tmp_path, warned):
     pytest.importorskip("xprof")
     profiler = StepProfiler(tmp_path, start_step=4, steps=8)
@@ -466,13 +372,3 @@ def test_a_summary_that_cannot_be_written_is_handed_out_all_the_same(tmp_path, w
     monkeypatch.setattr(step_profiler, "write_atomic", full)
     assert profiler.summary().steps == 2
     assert "No space left on device" in warned()[0]
-
-
-def test_bad_folders(tmp_path):
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(TypeError, match=r"Expected log_dir to be a path\. Received: None"):
-        StepProfiler(None)
-    with pytest.raises(ValueError, match="which is a file"):
-        StepProfiler(file)
-    assert isinstance(StepProfiler(str(tmp_path))._log_dir, Path)

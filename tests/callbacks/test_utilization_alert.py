@@ -1,26 +1,21 @@
-import copy
 import dataclasses
 import gc
 import json
 import logging
-import pickle
 import threading
 import time
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from clock import Clock
 from fake_nvml import FakeGpu
-from models import assert_same_state, state
-from watched_fit import Forks, Interrupts, fit, gpus, net, shared_net, threads, told
+from watched_fit import fit, gpus, net, shared_net, threads, told
 
-import tfopt
 from tfopt import warn
-from tfopt.callbacks import ThroughputLogger, UtilizationLogger
+from tfopt.callbacks import UtilizationLogger
 from tfopt.callbacks.shared.progress import Progress
-from tfopt.callbacks.utilization_alert import Alert, UtilizationAlert
+from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.causes.between_gpus import Replicas
 from tfopt.hardware import GpuSample
 
@@ -98,15 +93,6 @@ def test_the_cause_is_told_from_the_whole_time_beyond_the_bound(driven, clock):
     assert "waits for input 60 % of its time" in alert.alerts[0].cause
 
 
-@pytest.mark.parametrize(("reasons", "named"), [("hnnn", True), ("nhhn", True), ("nnnn", False)])
-def test_a_throttle_reason_of_a_part_of_the_time(driven, clock, reasons, named):
-    alert = driven()
-    sample(alert, clock, gpus(90, throttle_reasons=("thermal",)))
-    for one in reasons:
-        sample(alert, clock, gpus(10, throttle_reasons=("thermal",) if one == "h" else ()))
-    assert ("GPU:0 is throttled by heat (thermal)" in alert.alerts[0].cause) == named
-
-
 def test_what_each_gpu_did_is_told_of_it_alone_and_since_its_own_time(driven, clock):
     alert = driven()
     full, empty = ({"gpu_memory_others_mib": mib} for mib in (5000.0, 0.0))
@@ -142,7 +128,8 @@ def test_each_gpu_by_itself(driven, clock):
 
 def test_it_warns_again_only_after_a_recovery(driven, clock, caplog):
     alert = driven()
-    sample(alert, clock, *[10] * 9, *[54] * 9, *[10] * 9)
+    sample(alert, clock, *[10] * 9, *[54] * 9, *[10] * 9)  # not by the margin
+    sample(alert, clock, *[55] * 3, *[10] * 4, 55, 55, 54, 55, 55, *[10] * 4)  # nor for as long without a break
     assert len(alert.alerts) == 1
     sample(alert, clock, *[55] * 4, *[10] * 4)
     alert.on_train_end()
@@ -196,13 +183,6 @@ def test_large_figures_have_no_exponents(driven, clock):
     )
 
 
-def test_the_cause_of_a_slow_training_is_looked_for_on_every_gpu(driven, clock):
-    alert = driven("step_time_ms", above=100)
-    sample(alert, clock, (*gpus(97), GpuSample(0.0, 0.0, index=1, throttle_reasons=("thermal",))))
-    pace(alert, clock, step_time_ms=120.0, input_wait_percent=0.0)
-    assert "GPU:1 is throttled by heat" in alert.alerts[0].cause
-
-
 def seconds(alert, clock, count):
     """So many samples, one a second, while no step ends."""
     for _ in range(count):
@@ -226,6 +206,10 @@ def test_a_training_that_hangs(driven, clock):
         seconds(alert, clock, 1)
     seconds(alert, clock, 10)
     assert len(alert.alerts) == 2
+    alert.on_train_end()
+    alert.on_train_begin()  # the next fit starts over
+    seconds(alert, clock, 20)
+    assert alert.alerts == ()
 
 
 def test_the_first_step_has_five_times_as_long(driven, clock):
@@ -388,16 +372,6 @@ def test_a_gpu_that_is_lost_is_no_idle_one(driven, clock, caplog):
     assert (alert.alerts, told(caplog)) == ((), [])
 
 
-def test_stop(driven, clock, caplog):
-    alert = driven(action="stop")
-    sample(alert, clock, *[10] * 3)
-    assert not alert.model.stop_training
-    sample(alert, clock, 10)
-    assert alert.model.stop_training is True
-    alert.on_train_end()
-    assert told(caplog)[0].endswith('The training is stopped (action="stop").')
-
-
 def test_a_function_is_called_in_a_thread_of_its_own(driven, clock, caplog):
     calls = []
     alert = driven(action=lambda found: calls.append((found, threading.current_thread().name)))
@@ -405,32 +379,6 @@ def test_a_function_is_called_in_a_thread_of_its_own(driven, clock, caplog):
     alert.on_train_end()
     assert calls == [(alert.alerts[0], "tfopt-alert-action")]
     assert told(caplog) == []
-
-
-def test_a_function_that_raises_is_reported_once(driven, clock, caplog):
-    def webhook(found):
-        raise OSError("no route to host")
-
-    alert = driven(action=webhook)
-    sample(alert, clock, *[10] * 4, *[90] * 4, *[10] * 4)
-    alert.on_train_end()
-    assert told(caplog) == [
-        "Expected the alert action to work. Found: OSError('no route to host'). The training goes on."
-    ]
-    assert len(alert.alerts) == 2
-
-
-def test_a_function_that_hangs_holds_nothing_up(driven, clock, caplog, monkeypatch):
-    released = threading.Event()
-    alert = driven(action=lambda found: released.wait(30))
-    started = time.monotonic()
-    sample(alert, clock, *([10] * 4 + [90] * 4) * 20)
-    assert len(alert.alerts) == 20
-    assert [text.split(". ")[1] for text in told(caplog)] == ["Found 16 items waiting for it"]
-    alert._background.close(0.01)
-    assert told(caplog)[-1].startswith("Expected the alert action to finish within 0.01 s. Found it still running")
-    assert time.monotonic() - started < 20
-    released.set()
 
 
 def test_listeners_are_told_and_a_bounded_number_is_kept(driven, clock):
@@ -475,39 +423,13 @@ def test_in_fit_with_a_logger_wherever_it_stands(fake_nvml, order):
     assert not logger.listeners._methods
 
 
-@pytest.mark.slow
-def test_an_input_that_never_returns_is_named(fake_nvml):
-    found = threading.Event()
-
-    def batches():
-        for batch in range(4):
-            if batch == 3:
-                found.wait(30)
-            yield np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
-
-    spec = tf.TensorSpec((4, 3)), tf.TensorSpec((4, 2))
-    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    alert = UtilizationAlert("seconds_since_step", above=1, for_seconds=0.1, action=lambda _: found.set())
-    callbacks = [UtilizationLogger(interval_seconds=0.02), alert]
-    net().fit(data, steps_per_epoch=4, shuffle=False, verbose=0, callbacks=callbacks)
-    assert "s: fit waits for a batch. tfopt.pipelines.profile_pipeline(dataset) names" in alert.alerts[-1].cause
-
-
-def test_eight_gpus_of_which_one_works(fake_nvml):
-    fake_nvml.gpus += [FakeGpu(utilization=90 * (at == 2), uuid=f"GPU-{at}", bus=at + 1) for at in range(8)]
-    alert = UtilizationAlert(for_seconds=0.05)
-    fit(UtilizationLogger(interval_seconds=0.01), alert, Idle(alert))
-    assert [found.cause.partition(":")[2][1:40] for found in alert.alerts] == [
-        "1 of 8 visible GPUs at work (GPU:2), GP"
-    ]
-
-
 def test_stop_ends_the_training_after_the_step_that_runs(fake_nvml, caplog):
     fake_nvml.gpus.append(FakeGpu(utilization=10))
     alert, model = UtilizationAlert(for_seconds=0.05, action="stop"), net()
     history = fit(UtilizationLogger(interval_seconds=0.01), alert, Idle(alert), model=model, epochs=5)
     assert len(history.epoch) == 1
     assert model.optimizer.iterations.numpy() == 2
+    assert told(caplog)[0].endswith('The training is stopped (action="stop").')
     # The next fit begins anew.
     assert len(fit(model=model, epochs=2).epoch) == 2
 
@@ -522,75 +444,13 @@ def test_it_adds_its_sources_and_ends_with_them(fake_nvml, monkeypatch):
     assert not threads("alert-action", "sampler")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_training_is_the_same_with_it(fake_nvml, overlapped):
-    fake_nvml.gpus.append(FakeGpu(utilization=10))
-    plain, watched = net(), net()
-    fit(model=plain, epochs=2)
-    if overlapped:
-        tfopt.fit.overlap(watched)
-    alert = UtilizationAlert(for_seconds=0.02, action=lambda found: None)
-    fit(Idle(alert), ThroughputLogger(), alert, UtilizationLogger(interval_seconds=0.01), model=watched, epochs=2)
-    if overlapped:
-        tfopt.fit.undo(watched)
-    assert_same_state(state(plain), state(watched))
-
-
-def test_after_an_interrupted_fit_it_ends_by_itself_and_can_run_again(fake_nvml):
-    fake_nvml.gpus.append(FakeGpu(utilization=10))
-    alert, logger = UtilizationAlert(for_seconds=0.02), UtilizationLogger(interval_seconds=0.005)
-
-    def interrupted(*callbacks):
-        with pytest.raises(KeyboardInterrupt):
-            fit(*callbacks, Interrupts())
-
-    interrupted(alert)
-    gc.collect()
-    assert not threads("alert-action", "sampler")
-    interrupted(alert, logger)
-    gc.collect()
-    before = alert.alerts
-    time.sleep(0.2)  # the logger, which somebody holds, goes on; the alert does not
-    assert alert.alerts == before
-    fit(alert, logger, Idle(alert))
-    assert alert.alerts
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_in_the_middle_of_fit():
-    alert = UtilizationAlert(for_seconds=0.02)
-
-    def in_the_child():
-        alert.on_train_batch_end(2)
-        alert._take_samples(gpus(10))
-        alert.on_train_end()
-
-    fit(alert, Forks(in_the_child))
-    assert not threads("alert-action")
-
-
-def test_it_can_be_copied_before_and_after_fit():
-    alert = UtilizationAlert("gpu_memory_used_mib", above=1000)
-    for copied in (copy.deepcopy(alert), pickle.loads(pickle.dumps(alert))):
-        fit(copied)
-        assert copied.alerts == ()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"metric": "gpu_utilisation_percent"}, ValueError, "Did you mean 'gpu_utilization_percent'"),
         ({"metric": "throttle_reasons"}, ValueError, "Expected a metric: "),
-        ({"metric": "uuid"}, ValueError, "Expected a metric: "),
         ({"metric": "step_time_ms"}, ValueError, "Expected one bound for step_time_ms: .*below=None, above=None"),
-        ({"below": None}, ValueError, "Expected one bound"),
         ({"below": 50, "above": 90}, ValueError, "Expected one bound.*For two bounds use two alerts"),
-        ({"below": "50"}, TypeError, "Expected below to be a number"),
-        ({"above": True}, TypeError, "Expected above to be a number"),
-        ({"below": float("nan")}, ValueError, "Expected below to be a finite number"),
-        ({"for_seconds": 0}, ValueError, "Expected for_seconds to be above 0"),
-        ({"for_seconds": float("inf")}, ValueError, "Expected for_seconds to be a finite number"),
         ({"action": "explode"}, ValueError, "Expected an alert action .*'warn' or 'stop'. Received: 'explode'"),
     ],
 )
@@ -604,8 +464,3 @@ def test_a_bound_above_needs_no_word_about_below():
         assert str(alert._bound) == "at most 85"
     assert str(UtilizationAlert("sm_active_percent")._bound) == "at least 50"
     assert str(UtilizationAlert(below=30)._bound) == "at least 30"
-
-
-def test_an_alert_is_a_value():
-    with pytest.raises(AttributeError):
-        Alert("text", "metric", 1.0, None, 60.0, "cause").text = "other"

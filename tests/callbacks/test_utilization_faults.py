@@ -1,58 +1,40 @@
 """What may go wrong with the hardware, the driver, the disk and the process while UtilizationLogger runs."""
 
-import gc
-import itertools
-import math
 import os
-import resource
-import shutil
 import threading
 import time
 import tracemalloc
 
-import keras
 import pynvml
 import pytest
-from fake_nvml import READ_FUNCTIONS, FakeGpu
-from models import assert_same_state
-from sampled_fits import INTERVAL, Slow, driven, lines, net, samplers, warnings_of
+from fake_nvml import FakeGpu
+from models import assert_same_state, state
+from sampled_fits import INTERVAL, Slow, driven, lines, samplers
+from watched_fit import fit, net, told
 
-from tfopt.callbacks import ThroughputLogger
 from tfopt.callbacks.utilization_logger import UtilizationLogger
-from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
-from tfopt.hardware.gpu_reader import GpuReader
-from tfopt.hardware.nvml.return_codes import ABSENT
-from tfopt.warn import forget_warnings
-
-__all__ = ["net"]  # the fixture
-
-
-def uninstall(nvml):
-    nvml.installed = False
-
+from tfopt.hardware import GpuSample
 
 FAULTS = {
-    "package missing": uninstall,
-    "library missing": lambda nvml: nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND),
+    "package missing": lambda nvml: setattr(nvml, "installed", False),
     "lost at sample 2": lambda nvml: nvml.fail("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_GPU_IS_LOST, at=2),
-    "hung from the start": lambda nvml: nvml.hang("nvmlInit"),
     "hung at sample 2": lambda nvml: nvml.hang("nvmlDeviceGetPowerUsage", at=2),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, fault):
+def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, fault):
     """A hung call returns at the end of the test only: a fit or a row that waited for it would never end."""
     fake_nvml.gpus.append(FakeGpu())
     FAULTS[fault](fake_nvml)
-    net.fit()
-    plain = net.state()
+    plain, watched = net(), net()
+    fit(model=plain, epochs=2)
     logger = UtilizationLogger(tmp_path, INTERVAL)
-    history = net.fit(logger, Slow(logger))
-    assert_same_state(plain, net.state())
+    history = fit(logger, Slow(logger), model=watched, epochs=2).history
+    assert_same_state(state(plain), state(watched))
     if "hung" not in fault:
-        assert len(warnings_of(caplog)) == 1, caplog.text
+        assert len(told(caplog)) == 1, caplog.text
     if "lost" in fault:
         assert "gpu_energy_joules" not in history
     rows = lines(tmp_path / "utilization.jsonl")
@@ -60,45 +42,7 @@ def test_fit_goes_on_whatever_the_driver_does(tmp_path, fake_nvml, caplog, net, 
     assert None not in {row["process_memory_mib"] for row in rows}
 
 
-@pytest.mark.slow
-def test_every_error_of_the_driver_is_survived_and_reported_once(fake_nvml, error_codes, caplog, monkeypatch):
-    monkeypatch.setattr(gpu_reader, "_PROMPT_SECONDS", 60.0)  # on a busy machine the stand-in may be slow
-    for code in error_codes:
-        function = READ_FUNCTIONS[code % len(READ_FUNCTIONS)]
-        for failing, at in (("nvmlInit", 1), (function, 2)):
-            fake_nvml.recover()
-            forget_warnings()
-            caplog.clear()
-            before = fake_nvml.calls[failing]
-            fake_nvml.gpus[:] = [FakeGpu(uuid=f"GPU-{failing}")]
-            fake_nvml.fail(failing, code, at=at)
-            logs = driven(UtilizationLogger(interval_seconds=INTERVAL), samples=3)
-            assert logs["process_memory_mib"] > 0
-            assert all(math.isfinite(value) for value in logs.values())
-            asked = fake_nvml.calls[failing] - before > at - 1  # not all are, where GPM is there
-            told = asked and (failing == "nvmlInit" or code not in ABSENT)
-            assert len(warnings_of(caplog)) == told, (code, caplog.text)
-
-
-def test_an_error_in_the_sampler_is_reported_once(fake_nvml, caplog, monkeypatch, net):
-    calls = itertools.count()
-
-    def fails(self):
-        next(calls)
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(GpuReader, "read", fails)
-
-    class Waits(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            while next(calls) < 5:
-                time.sleep(INTERVAL)
-
-    assert len(net.fit(UtilizationLogger(interval_seconds=INTERVAL), Waits())["loss"]) == 2
-    assert len(warnings_of(caplog)) == 1, caplog.text
-
-
-def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
+def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch):
     start = threading.Thread.start
 
     def refuses(thread):
@@ -107,26 +51,8 @@ def test_no_thread_is_to_be_had(tmp_path, fake_nvml, caplog, monkeypatch, net):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuses)
-    assert len(net.fit(UtilizationLogger(tmp_path))["loss"]) == 2
-    assert [text for text in warnings_of(caplog) if "can't start new thread" in text], caplog.text
-
-
-@pytest.mark.slow
-def test_after_an_interrupted_fit_sampling_ends(fake_nvml, net):
-    class Interrupts(keras.callbacks.Callback):
-        def on_train_batch_end(self, step, logs=None):
-            raise KeyboardInterrupt
-
-    logger = UtilizationLogger(interval_seconds=INTERVAL)
-
-    def interrupted():
-        with pytest.raises(KeyboardInterrupt):
-            net.fit(logger, Interrupts())
-
-    interrupted()
-    gc.collect()
-    assert not samplers()
-    assert driven(logger)  # and the callback is as good as new
+    assert len(fit(UtilizationLogger(tmp_path)).epoch) == 1
+    assert [text for text in told(caplog) if "can't start new thread" in text], caplog.text
 
 
 def test_the_next_fit_ends_what_an_interrupted_one_left(tmp_path, fake_nvml):
@@ -135,79 +61,6 @@ def test_the_next_fit_ends_what_an_interrupted_one_left(tmp_path, fake_nvml):
     assert len(samplers()) == 1
     driven(logger)
     assert not samplers()
-
-
-@pytest.mark.parametrize("formats", [("csv", "jsonl"), ("jsonl", "tensorboard")])
-def test_the_log_folder_vanishes(tmp_path, fake_nvml, caplog, net, formats):
-    if "tensorboard" in formats:
-        pytest.importorskip("tensorboard")
-    logger = UtilizationLogger(tmp_path / "logs", INTERVAL, formats=formats)
-
-    class Removes(Slow):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:
-                shutil.rmtree(tmp_path / "logs")
-
-    history = net.fit(logger, Removes(logger))
-    assert len(history["host_memory_used_mib"]) == 2
-    assert len([text for text in warnings_of(caplog) if "to append to" in text]) == 1, caplog.text
-
-
-def test_a_full_disk(tmp_path, fake_nvml, caplog, net):
-    for name in ("utilization.csv", "utilization.jsonl"):
-        (tmp_path / name).write_text("x" * 99 + "\n" * 99_901)
-    (tmp_path / "utilization.csv").unlink()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    logger = UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_100, before[1]))  # Python ignores SIGXFSZ
-    try:
-        history = net.fit(logger, Slow(logger))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert len(history["host_memory_used_mib"]) == 2
-    assert len([text for text in warnings_of(caplog) if "Free the disk" in text]) == 1, caplog.text
-
-
-def test_files_that_hang_on_opening_hold_no_step_up(tmp_path, fake_nvml, net):
-    """As on a disk that does not answer: opening a FIFO to read blocks until somebody opens it to write."""
-    files = [tmp_path / name for name in ("utilization.csv", "throughput.csv")]
-    for file in files:
-        os.mkfifo(file)
-    steps, steps_before_an_answer = [], []
-
-    def answer():
-        steps_before_an_answer.append(len(steps))
-        for file in files:
-            with open(file, "w") as answering:
-                answering.write("another file\n")
-
-    class Answers(keras.callbacks.Callback):
-        def on_train_batch_end(self, step, logs=None):
-            steps.append(step)
-            if len(steps) == 3 and not steps_before_an_answer:
-                too_late.cancel()
-                answer()
-
-    too_late = threading.Timer(20, answer)  # or a training that waits would hang the tests
-    too_late.start()
-    net.fit(UtilizationLogger(tmp_path, INTERVAL), ThroughputLogger(tmp_path, 1), Answers())
-    too_late.join()
-    assert steps_before_an_answer == [3]
-    for name in ("utilization-2.csv", "throughput-2.csv"):
-        assert len((tmp_path / name).read_text().splitlines()) > 1
-
-
-def test_a_jump_of_the_wall_clock_bends_nothing(tmp_path, fake_nvml, set_clock):
-    fake_nvml.gpus.append(FakeGpu(energy_millijoules=0, power_milliwatts=500_000))
-    hours = itertools.cycle([0, 3600, -3600])
-    set_clock(time.monotonic, GpuSampler, wall=lambda: time.time() + next(hours))
-    logs = driven(UtilizationLogger(tmp_path, INTERVAL, formats=("jsonl",)), samples=6)
-    rows = lines(tmp_path / "utilization.jsonl")
-    elapsed = [row["elapsed_seconds"] for row in rows]
-    assert elapsed == sorted(elapsed)
-    assert elapsed[-1] < 60
-    assert max(row["time_seconds"] for row in rows) - min(row["time_seconds"] for row in rows) > 7000
-    assert (logs["gpu_power_watts"], logs["gpu_energy_joules"]) == (500.0, 0.0)  # by a counter that stands still
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -1,18 +1,15 @@
-import copy
 import csv
 import itertools
 import json
 import math
-import pickle
 import time
 
 import keras
 import pytest
-from fake_nvml import FIELD_FUNCTIONS, GPM, FakeGpu
-from models import assert_same_state
-from sampled_fits import EXAMPLES, INTERVAL, STEPS, Slow, X, Y, driven, lines, net
+from fake_nvml import GPM, FakeGpu
+from sampled_fits import INTERVAL, Slow, driven, lines
+from watched_fit import fit, net
 
-from tfopt import fit as overlapping
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.hardware import GpuSampler, sampler
 from tfopt.hardware.gpu_memory import AllocatorReading
@@ -20,16 +17,16 @@ from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.host_activity import HostMeter
 from tfopt.hardware.nvml import driver
 
-__all__ = ["net"]  # the fixture
+STEPS, EXAMPLES = 4, 16  # of an epoch
 
 
-def test_epoch_means_and_rows(tmp_path, fake_nvml, net):
+def test_epoch_means_and_rows(tmp_path, fake_nvml):
     fake_nvml.gpus += [
         FakeGpu(uuid="GPU-a", utilization=90, power_milliwatts=600_000, memory_used=1024 * 2**20),
         FakeGpu(uuid="GPU-b", bus=2, utilization=70, power_milliwatts=400_000, memory_used=3072 * 2**20, reasons=0x20),
     ]
     logger = UtilizationLogger(tmp_path, INTERVAL)
-    history = net.fit(logger, Slow(logger))
+    history = fit(logger, Slow(logger), epochs=2).history
     assert history["gpu_utilization_percent"] == [80.0, 80.0]
     assert history["gpu_power_watts"] == pytest.approx([500.0, 500.0])
     assert history["gpu_memory_used_mib"] == [2048.0, 2048.0]
@@ -103,9 +100,8 @@ class Burning(FakeGpu):
         pass
 
 
-@pytest.mark.parametrize("jumps", [[0], [0, 3600, -3600]])  # of the wall clock, in seconds
-def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, net, jumps, set_clock):
-    now, jump = [0.0], itertools.cycle(jumps)
+def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, set_clock):
+    now, jump = [0.0], itertools.cycle([0, 3600, -3600])  # of the wall clock, in seconds
     reading = (UtilizationLogger, HostMeter, GpuSampler, GpuReader)
     set_clock(lambda: now[0], *reading, wall=lambda: 1e9 + next(jump))
     monkeypatch.setattr(Burning, "clock", staticmethod(lambda: now[0]))
@@ -122,20 +118,9 @@ def test_energy_of_an_epoch_and_of_a_thousand_examples(fake_nvml, monkeypatch, n
                 now[0] += 10
                 self.wait()
 
-    history = net.fit(logger, TenSeconds(logger, samples=2), epochs=3)
+    history = fit(logger, TenSeconds(logger, samples=2), epochs=3).history
     assert history["gpu_energy_joules"] == [2 * 300 * 10.0] * 3
     assert history["gpu_energy_joules_per_thousand_examples"] == [6000 / EXAMPLES * 1000] * 3
-
-
-@pytest.mark.parametrize("field", sorted(FIELD_FUNCTIONS))
-def test_a_field_that_the_device_does_not_give_is_left_out(tmp_path, fake_nvml, field):
-    fake_nvml.gpus.append(FakeGpu(unsupported=set(FIELD_FUNCTIONS[field])))
-    logs = driven(UtilizationLogger(tmp_path, INTERVAL))
-    assert (field in logs) == (field == "gpu_energy_joules")  # which the readings of power give as well
-    first = lines(tmp_path / "utilization.jsonl")[0]
-    assert first[field] is None
-    with open(tmp_path / "utilization.csv", newline="") as file:
-        assert next(csv.DictReader(file))[field] == ""
 
 
 def test_without_a_gpu_the_host_is_logged(tmp_path, fake_nvml):
@@ -154,10 +139,10 @@ class FirstEpochOnly(Slow):
             self.taken.acquire()
 
 
-def test_a_short_epoch_repeats_the_last_reading(fake_nvml, net):
+def test_a_short_epoch_repeats_the_last_reading(fake_nvml):
     fake_nvml.gpus.append(FakeGpu(utilization=55))
     logger = UtilizationLogger(interval_seconds=3600)
-    history = net.fit(logger, FirstEpochOnly(logger, samples=1), epochs=3)
+    history = fit(logger, FirstEpochOnly(logger, samples=1), epochs=3).history
     assert history["gpu_utilization_percent"] == [55.0] * 3
     assert history["gpu_memory_peak_mib"] == [1024.0] * 3
     assert len(history["gpu_energy_joules"]) == 3
@@ -165,7 +150,7 @@ def test_a_short_epoch_repeats_the_last_reading(fake_nvml, net):
     assert [len(history[key]) for key in ("host_cpu_percent", "disk_read_mib_per_second")] == [3, 3]
 
 
-def test_means_begin_anew_with_each_epoch(fake_nvml, net):
+def test_means_begin_anew_with_each_epoch(fake_nvml):
     gpu = FakeGpu(utilization=10)
     fake_nvml.gpus.append(gpu)
 
@@ -174,7 +159,7 @@ def test_means_begin_anew_with_each_epoch(fake_nvml, net):
             gpu.utilization = 90
 
     logger = UtilizationLogger(interval_seconds=INTERVAL)
-    history = net.fit(logger, Slow(logger, samples=4), Busier())
+    history = fit(logger, Slow(logger, samples=4), Busier(), epochs=2).history
     first, second = history["gpu_utilization_percent"]
     assert first == 10.0
     assert second > 50.0  # one sample at most was under way when the load changed
@@ -188,13 +173,13 @@ def test_the_next_fit_does_not_begin_with_the_last_ones_readings(fake_nvml):
     assert not [key for key in driven(logger) if key.startswith("gpu")]
 
 
-def test_curves_stand_over_the_training_step(tmp_path, fake_nvml, net):
+def test_curves_stand_over_the_training_step(tmp_path, fake_nvml):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", utilization=90), FakeGpu(uuid="GPU-b", bus=2, utilization=70)]
     logger = UtilizationLogger(tmp_path, INTERVAL, formats=("tensorboard",))
-    slow = Slow(logger)
-    net.fit(logger, slow)
-    net.model.fit(X, Y, batch_size=8, verbose=0, callbacks=[logger, slow])
+    slow, model = Slow(logger), net()
+    for epochs in (2, 1):
+        fit(logger, slow, model=model, epochs=epochs)
     seen = events.EventAccumulator(str(tmp_path / "utilization")).Reload()
     curves = {name: seen.Scalars(name) for name in seen.Tags()["scalars"]}
     assert {point.value for point in curves["gpu0/gpu_utilization_percent"]} == {90.0}
@@ -211,7 +196,7 @@ def test_curves_stand_over_the_training_step(tmp_path, fake_nvml, net):
     assert [path.name for path in tmp_path.iterdir()] == ["utilization"]
 
 
-def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_nvml, net):
+def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_nvml):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     class Restores(keras.callbacks.Callback):  # as BackupAndRestore does
@@ -219,40 +204,9 @@ def test_after_a_restored_backup_the_curves_go_on_from_its_step(tmp_path, fake_n
             self.model.optimizer.iterations.assign(40)
 
     logger = UtilizationLogger(tmp_path, INTERVAL, formats=("tensorboard",))
-    net.fit(logger, Restores(), Slow(logger), epochs=1)
+    fit(logger, Restores(), Slow(logger), model=net())
     seen = events.EventAccumulator(str(tmp_path / "utilization")).Reload()
     assert 41 in {point.step for point in seen.Scalars("host/process_memory_mib")}
-
-
-def test_it_can_be_copied(tmp_path, fake_nvml):
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    for copied in (copy.deepcopy(logger), pickle.loads(pickle.dumps(logger))):
-        assert driven(copied)
-    driven(logger)
-
-
-def test_keras_loggers_after_it_see_its_keys(tmp_path, fake_nvml, net):
-    fake_nvml.gpus.append(FakeGpu())
-    logger = UtilizationLogger(interval_seconds=INTERVAL)
-    net.fit(logger, Slow(logger), keras.callbacks.CSVLogger(tmp_path / "log.csv"))
-    assert "gpu_power_watts" in (tmp_path / "log.csv").read_text()
-    with pytest.warns(UserWarning, match="Expected UtilizationLogger before CSVLogger"):
-        net.fit(keras.callbacks.CSVLogger(tmp_path / "log.csv"), UtilizationLogger())
-
-
-def test_training_is_bit_for_bit_the_same(tmp_path, fake_nvml, net):
-    fake_nvml.gpus.append(FakeGpu())
-    net.fit()
-    plain = net.state()
-    net.fit(keras.callbacks.History(), UtilizationLogger(tmp_path, INTERVAL))
-    assert_same_state(plain, net.state())
-    overlapping.overlap(net.model)
-    try:
-        history = net.fit(UtilizationLogger(tmp_path, INTERVAL), validation_split=0)
-    finally:
-        overlapping.undo(net.model)
-    assert_same_state(plain, net.state())
-    assert len(history["process_memory_mib"]) == 2
 
 
 def cluster(index, workers=2):
@@ -276,31 +230,3 @@ def test_alone_there_is_no_summary(tmp_path, fake_nvml, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster(0, workers=1))
     driven(UtilizationLogger(tmp_path, INTERVAL))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["utilization.csv", "utilization.jsonl"]
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="interval_seconds"):
-        UtilizationLogger(interval_seconds=0)
-    with pytest.raises(ValueError, match=r"Expected a log format: 'csv', 'jsonl' or 'tensorboard'\. Received: 'xml'"):
-        UtilizationLogger(formats=("xml",))
-
-
-def test_a_loop_of_ones_own_that_sets_no_params(fake_nvml):
-    logger, logs = UtilizationLogger(interval_seconds=INTERVAL), {}
-    slow = Slow(logger, 2)
-    logger.on_train_begin()
-    logger.on_epoch_begin(0)
-    slow.wait()
-    logger.on_train_batch_end(0)
-    logger.on_epoch_end(0, logs)
-    logger.on_train_end()
-    assert logs["process_memory_mib"] > 0
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])
-def test_a_copy_after_and_within_a_fit_begins_as_new(tmp_path, fake_nvml, copied):
-    logger = UtilizationLogger(tmp_path, INTERVAL)
-    logger.on_train_begin()
-    within = copied(logger)
-    logger.on_train_end()
-    assert len([driven(copy)["process_memory_mib"] for copy in (within, copied(logger))]) == 2

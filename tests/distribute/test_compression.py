@@ -1,27 +1,18 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from trained_apart import ended, start
 
 from tfopt import repairs
 from tfopt.distribute import compress_gradients
 from tfopt.errors import UnsupportedError
 
-SCRIPT = Path(__file__).parents[1] / "support" / "compressed_training.py"
-
 
 @pytest.fixture(scope="module")
 def found():
-    environ = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
-    environ.pop("TF_CONFIG", None)
-    run = subprocess.run([sys.executable, SCRIPT], env=environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(ended(start("compressed_training.py")).splitlines()[-1])
 
 
 def drift(one, other):

@@ -2,12 +2,10 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import fake_nvml
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
+from fake_nvml import FakeGpu
 
 from tfopt.distribute import placement
 from tfopt.distribute.cluster.membership import ONE_PROCESS, Cluster
@@ -24,15 +22,15 @@ TWO_HERE = Cluster("arguments", ("here:1", "here:2"), 0)
 class Cpus:
     """Stands in for the system calls: this process's CPUs and its parent's."""
 
-    def __init__(self, own: Iterable[int]):
+    def __init__(self, own):
         self.own = set(own)
         self.parent = set(self.own)
         self.refuses = False
 
-    def get(self, pid: int) -> set[int]:
+    def get(self, pid):
         return self.parent if pid else self.own
 
-    def set(self, pid: int, cpus: Iterable[int]) -> None:
+    def set(self, pid, cpus):
         assert pid == 0
         if self.refuses:
             raise PermissionError(1, "Operation not permitted")
@@ -40,7 +38,7 @@ class Cpus:
 
 
 @pytest.fixture
-def cpus(monkeypatch: pytest.MonkeyPatch) -> Cpus:
+def cpus(monkeypatch):
     """A machine of 128 CPUs in two sockets, without a quota."""
     fake = Cpus(range(128))
     monkeypatch.setattr(os, "sched_getaffinity", fake.get)
@@ -49,7 +47,7 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Cpus:
     return fake
 
 
-def set_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None) -> None:
+def set_quota(monkeypatch, quota):
     class Allowed:
         quota_cpus = quota
 
@@ -69,9 +67,7 @@ def set_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None) -> None:
         ([], range(128), range(128)),
     ],
 )
-def test_the_cpus_near_the_gpus(
-    nvml: FakeNvml, cpus: Cpus, near: list[Iterable[int]], own: Iterable[int], after: Iterable[int]
-) -> None:
+def test_the_cpus_near_the_gpus(nvml, cpus, near, own, after):
     cpus.own = set(own)
     nvml.gpus += [FakeGpu(f"GPU-{bus}", bus=bus, cpus=set(near)) for bus, near in enumerate(near)]
     binding = bind_cpus(gpus())
@@ -79,7 +75,7 @@ def test_the_cpus_near_the_gpus(
     assert binding.after == set(after) == cpus.own
 
 
-def test_a_refused_binding_keeps_all_cpus(nvml: FakeNvml, cpus: Cpus) -> None:
+def test_a_refused_binding_keeps_all_cpus(nvml, cpus):
     nvml.gpus.append(FakeGpu(cpus={1}))
     cpus.refuses = True
     binding = bind_cpus(gpus())
@@ -87,16 +83,16 @@ def test_a_refused_binding_keeps_all_cpus(nvml: FakeNvml, cpus: Cpus) -> None:
     assert "Operation not permitted" in binding.reason
 
 
-def in_a_thread(function: Callable[[], Any]) -> Any:
+def in_a_thread(function):
     """Affinity belongs to a thread, so a binding made in this one ends with it."""
-    found: list[Any] = []
+    found = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
     thread.join()
     return found[0]
 
 
-def test_the_system_really_binds(nvml: FakeNvml) -> None:
+def test_the_system_really_binds(nvml):
     before = os.sched_getaffinity(0)
     one = min(before)
     nvml.gpus.append(FakeGpu(cpus={one, max(before) + 1}))
@@ -122,15 +118,7 @@ def test_the_system_really_binds(nvml: FakeNvml) -> None:
         (Cluster("arguments", ("here:1", "there:1"), 0), 128, 128, None, 128),
     ],
 )
-def test_threads(
-    cpus: Cpus,
-    monkeypatch: pytest.MonkeyPatch,
-    cluster: Cluster,
-    own: int,
-    parent: int,
-    quota: float | None,
-    intra_op: int,
-) -> None:
+def test_threads(cpus, monkeypatch, cluster, own, parent, quota, intra_op):
     cpus.own, cpus.parent = set(range(own)), set(range(parent))
     set_quota(monkeypatch, quota)
     size, text = threads(cluster, bind_cpus([]))
@@ -139,7 +127,7 @@ def test_threads(
 
 
 @pytest.mark.parametrize(("workers", "near", "intra_op"), [(8, 64, 16), (1, 64, 64), (2, 8, 8)])
-def test_threads_after_binding_to_a_gpu(cpus: Cpus, workers: int, near: int, intra_op: int) -> None:
+def test_threads_after_binding_to_a_gpu(cpus, workers, near, intra_op):
     """With eight workers on two sockets, four share the 64 CPUs of one."""
     cluster = Cluster("arguments", tuple(f"here:{port + 1}" for port in range(workers)), 0)
     binding = CpuBinding(frozenset(range(128)), frozenset(range(near)), "those near the GPUs")
@@ -147,8 +135,8 @@ def test_threads_after_binding_to_a_gpu(cpus: Cpus, workers: int, near: int, int
     assert threads(cluster, binding)[0] == intra_op
 
 
-def test_a_parent_that_has_ended_counts_as_shared(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(pid: int) -> set[int]:
+def test_a_parent_that_has_ended_counts_as_shared(cpus, monkeypatch):
+    def get(pid):
         if pid:
             raise ProcessLookupError
         return {0, 1, 2, 3}
@@ -157,7 +145,7 @@ def test_a_parent_that_has_ended_counts_as_shared(cpus: Cpus, monkeypatch: pytes
     assert threads(TWO_HERE, bind_cpus([]))[0] == 2
 
 
-def test_str(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_str(cpus, monkeypatch):
     set_quota(monkeypatch, 12.5)
     binding = bind_cpus([])
     assert threads(TWO_HERE, binding) == (
@@ -166,7 +154,3 @@ def test_str(cpus: Cpus, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert str(binding) == "128 of 128 CPUs: no GPU to be near to"
     assert binding.after == frozenset(range(128))
-
-
-def test_this_machine() -> None:
-    assert 1 <= threads(ALONE, bind_cpus([]))[0] <= len(os.sched_getaffinity(0))

@@ -1,10 +1,5 @@
 """Real trainings whose workers take different steps, whose input fails, or of which one waits for ever: all end."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 from quick import campaign, first_quick
@@ -20,17 +15,8 @@ class Trainings(Workers):
     def run_case(self, case, folder="", **seconds):
         """Returns how both ended. `seconds` change the watchdog's intervals."""
         addresses = free_addresses(2)
-        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
         for index in range(2):
-            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CONFIG": json.dumps(config)}
-            with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
-                self.processes[index] = subprocess.Popen(
-                    [sys.executable, TRAINING, case, folder],
-                    env=os.environ | times | paths | {self._mark: "1"},
-                    stdout=out,
-                    stderr=err,
-                )
+            self.start_training(addresses, index, TRAINING, case, folder, **seconds)
         return self.wait(seconds=180)
 
 

@@ -2,11 +2,7 @@
 
 import functools
 import itertools
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -14,24 +10,19 @@ import pytest
 import tensorflow as tf
 from compression_cases import CASES, FEW, OVERFLOWS, by_hand
 from quick import SLOW, in_shares
+from trained_apart import ended, start
 
 from tfopt.distribute import Compression, LowRank, compress_gradients
 
-SUPPORT = Path(__file__).parents[1] / "support"
-TRAINING = SUPPORT / "compression_training.py"
 WHERE = ["here", "workers0", "workers1"]
 
 
 @pytest.fixture(scope="module")
 def found(request, tmp_path_factory):
     """What a share of the cases became on two devices and in two processes."""
-    folder, share = tmp_path_factory.mktemp("compressed"), request.param
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT, *sys.path]))}
-    environ.pop("TF_CONFIG", None)
-    launch = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2"]
-    for command in ([sys.executable, TRAINING, folder, "here", share], [*launch, TRAINING, folder, "workers", share]):
-        run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=800)
-        assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    folder = tmp_path_factory.mktemp("compressed")
+    ended(start("compression_training.py", folder, "here", request.param))
+    ended(start("compression_training.py", folder, "workers", request.param, workers=2))
     return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in WHERE}
 
 

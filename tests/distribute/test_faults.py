@@ -24,20 +24,11 @@ DEADLINE = 180  # seconds; only keeps a failing test from hanging, since TensorF
 class Trainings(Workers):
     """Starts workers that train."""
 
-    def start(self, addresses, index, *options, **seconds):
-        """Starts one. `seconds` change the watchdog's intervals: STOPPED=1."""
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
-        environ = {**os.environ, **times, self._mark: "1", "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(config)}
-        with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
-            command = [sys.executable, TRAINING, *options]
-            self.processes[index] = subprocess.Popen(command, env=environ, stdout=out, stderr=err)
-
     def start_both(self, *options, **seconds):
         """Starts two, waits until both are in the middle of fit, and returns their addresses."""
         addresses = free_addresses(2)
         for index in range(2):
-            self.start(addresses, index, *options, **seconds)
+            self.start_training(addresses, index, TRAINING, *options, **seconds)
         for index in range(2):
             self.until(lambda index=index: "step 10\n" in self.said(index), index)
         return addresses
@@ -60,10 +51,6 @@ class Trainings(Workers):
         return None
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.fixture
 def trainings():
     with Trainings() as trainings:
@@ -74,9 +61,8 @@ def trainings():
 @pytest.mark.parametrize(
     ("number", "lost", "code", "why"),
     [
-        (signal.SIGKILL, 1, -signal.SIGKILL, "ended without a goodbye"),
-        slow(signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
-        slow(signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
+        (signal.SIGKILL, 0, -signal.SIGKILL, "ended without a goodbye"),
+        (signal.SIGSTOP, 1, -signal.SIGKILL, "has been stopped (SIGSTOP)"),
         *campaign([(signal.SIGTERM, 1, -signal.SIGTERM, "ended without a goodbye")]),
     ],
 )
@@ -108,23 +94,11 @@ def test_tensorflows_own_error_waits_until_it_is_known_who_was_lost(trainings):
 @pytest.mark.slow
 def test_a_worker_that_never_starts_is_named(trainings):
     addresses = free_addresses(2)
-    trainings.start(addresses, 0, "--start-seconds", "3")
+    trainings.start_training(addresses, 0, TRAINING, "--start-seconds", "3")
     end = trainings.wait()[0]
     assert end.code == 75, end
     assert f"Expected all 2 workers within 3 s. Found no sign of worker 1 ({addresses[1]})." in end.stderr
     assert end.stdout == "waiting\n"
-
-
-@pytest.mark.slow
-def test_waiting_for_others_can_be_ended(trainings):
-    addresses = free_addresses(3)
-    signals = [signal.SIGTERM, signal.SIGINT]
-    for index in range(2):
-        trainings.start(addresses, index, "--start-seconds", "3600")
-    for index, number in enumerate(signals):
-        trainings.until(lambda index=index: trainings.watchdog(index), index)
-        trainings.processes[index].send_signal(number)
-    assert [end.code for end in trainings.wait().values()] == [-number for number in signals]
 
 
 @pytest.mark.slow
@@ -176,28 +150,11 @@ class TestUnderTheLauncher:
         assert "trained" not in out
 
 
-class TestBeforeTensorFlowStarts:
-    """Mistakes in this worker's own place fail at once."""
-
-    def assert_error(self, monkeypatch, config, pattern):
-        monkeypatch.setenv("TF_CONFIG", config)
-        with pytest.raises(ClusterError, match=pattern) as error:
+def test_a_port_that_is_taken_is_refused_before_tensorflow_starts(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        own = f"127.0.0.1:{holder.getsockname()[1]}"
+        config = {"cluster": {"worker": [own, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        pattern = rf"{own}, the address of worker 0, to be free\. Found: .*process {os.getpid()}\) listens there"
+        with pytest.raises(ClusterError, match=pattern):
             distribute.strategy("auto", start_seconds=1)
-        assert "Expected " in str(error.value)
-        assert "What to do: " in str(error.value)
-
-    def config(self, *addresses):
-        return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
-
-    def test_the_port_is_taken(self, monkeypatch):
-        with socket.create_server(("127.0.0.1", 0)) as holder:
-            own = f"127.0.0.1:{holder.getsockname()[1]}"
-            pattern = rf"{own}, the address of worker 0, to be free\. Found: .*process {os.getpid()}\) listens there"
-            self.assert_error(monkeypatch, self.config(own, "127.0.0.1:1"), pattern)
-
-    def test_the_address_is_another_hosts(self, monkeypatch):
-        config = self.config("192.0.2.1:2222", "127.0.0.1:1")
-        self.assert_error(monkeypatch, config, r"192\.0\.2\.1:2222, .* to be this machine's")
-
-    def test_tf_config_is_malformed(self, monkeypatch):
-        self.assert_error(monkeypatch, "{'cluster'", "Expected TF_CONFIG to hold JSON")

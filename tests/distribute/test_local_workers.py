@@ -48,10 +48,6 @@ def test_a_line_without_end_is_cut_and_not_kept(prefixer):
     assert [len(line) for line in out.split(b"\n")] == [65536 + 4] * 7 + [500_000 - 7 * 65536 + 4, 0]
 
 
-def test_windows_line_ends(prefixer):
-    assert prefixer.lines(b"one\r\ntwo\r\n") == b"[0] one\n[0] two\n"
-
-
 def test_a_line_that_ends_in_a_carriage_return_where_the_piece_does(prefixer):
     assert [prefixer.lines(piece) for piece in (b"one\r", b"\n", b"two\r")] == [b"", b"[0] one\n", b""]
     assert prefixer.end() == b"[0] two\n"

@@ -5,9 +5,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import pytest
 
@@ -20,12 +18,12 @@ from tfopt.distribute.watchdog.barrier import pauses
 class Dns:
     """Stands in for `socket.getaddrinfo`: names that answer, appear late, fail or hang."""
 
-    def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+    def __init__(self):
+        self.asked = Counter()
         self.released = threading.Event()
         self.together = threading.Barrier(20)
 
-    def getaddrinfo(self, host: str, port: None, *, type: int) -> list[Any]:
+    def getaddrinfo(self, host, port, *, type):
         self.asked[host] += 1
         if host.startswith("hangs"):
             self.released.wait(30)
@@ -37,7 +35,7 @@ class Dns:
 
 
 @pytest.fixture
-def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
+def dns(monkeypatch):
     fake = Dns()
     monkeypatch.setattr(preflight.socket, "getaddrinfo", fake.getaddrinfo)
     monkeypatch.setattr(preflight, "_LONGEST_PAUSE_SECONDS", 0.01)
@@ -45,31 +43,31 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
     fake.released.set()
 
 
-def test_addresses_are_in_the_form_that_bind_takes(dns: Dns) -> None:
+def test_addresses_are_in_the_form_that_bind_takes(dns):
     answers = look_up(["a", "b", "a"], deadline_seconds=30)
     known = [(socket.AF_INET, ("192.0.2.1", 0))]
     assert answers.found == {"a": known, "b": known}
     assert dns.asked == {"a": 1, "b": 1}
 
 
-def test_all_are_asked_at_once(dns: Dns) -> None:
+def test_all_are_asked_at_once(dns):
     hosts = [f"together{number}" for number in range(20)]  # none answers before all have been asked
     assert len(look_up(hosts, deadline_seconds=30).found) == 20
 
 
-def test_a_name_that_appears_late_is_found(dns: Dns) -> None:
+def test_a_name_that_appears_late_is_found(dns):
     answers = look_up(["late"], deadline_seconds=30)
     assert list(answers.found) == ["late"]
 
 
-def test_an_unknown_name_has_its_reason(dns: Dns) -> None:
+def test_an_unknown_name_has_its_reason(dns):
     answers = look_up(["a", "unknown"], deadline_seconds=0.1)
     assert list(answers.found) == ["a"]
     assert answers.failed == {"unknown": "Name or service not known"}
     assert dns.asked["unknown"] > 1
 
 
-def test_a_hanging_lookup_does_not_delay_the_others(dns: Dns) -> None:
+def test_a_hanging_lookup_does_not_delay_the_others(dns):
     began = time.monotonic()
     answers = look_up(["hangs1", "a", "hangs2"], deadline_seconds=0.5)
     assert time.monotonic() - began < 20  # far below the 30 s of the hang
@@ -78,24 +76,24 @@ def test_a_hanging_lookup_does_not_delay_the_others(dns: Dns) -> None:
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tfopt-names")
 
 
-def test_a_name_that_python_cannot_encode_is_unknown_too() -> None:
+def test_a_name_that_python_cannot_encode_is_unknown_too():
     assert list(look_up(["a..b"], deadline_seconds=0.1).failed) == ["a..b"]
 
 
 class Late:
     """A name server in virtual time, one clock a thread: the upper half of the hosts have a name after 20 s."""
 
-    def __init__(self) -> None:
-        self.asked_at: list[tuple[str, float]] = []
+    def __init__(self):
+        self.asked_at = []
         self.clock = threading.local()
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return float(getattr(self.clock, "now", 0.0))
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.clock.now = self.monotonic() + seconds
 
-    def getaddrinfo(self, host: str, port: None, *, type: int) -> list[Any]:
+    def getaddrinfo(self, host, port, *, type):
         self.asked_at.append((host, self.monotonic()))
         if int(host.removeprefix("host")) >= 256 and self.monotonic() < 20:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -104,7 +102,7 @@ class Late:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chief", [0, 511])
-def test_512_workers_of_which_half_the_names_come_20_s_late(monkeypatch: pytest.MonkeyPatch, chief: int) -> None:
+def test_512_workers_of_which_half_the_names_come_20_s_late(monkeypatch, chief):
     late = Late()
     monkeypatch.setattr(preflight, "time", late)
     monkeypatch.setattr(preflight.socket, "getaddrinfo", late.getaddrinfo)
@@ -123,7 +121,7 @@ def test_512_workers_of_which_half_the_names_come_20_s_late(monkeypatch: pytest.
     assert max(a_second) < 25  # the last names are found within a pause
 
 
-def test_pauses_grow_to_the_longest_and_differ_between_workers() -> None:
+def test_pauses_grow_to_the_longest_and_differ_between_workers():
     waits = [list(islice(pauses(4.0), 40)) for _ in range(50)]
     for number, longest in enumerate((0.25, 0.5, 1.0, 2.0, 4.0, 4.0)):
         drawn = {each[number] for each in waits}
@@ -132,7 +130,7 @@ def test_pauses_grow_to_the_longest_and_differ_between_workers() -> None:
     assert sum(waits[0]) > 40  # they do not shrink again
 
 
-def test_pauses_do_not_touch_the_users_random_numbers() -> None:
+def test_pauses_do_not_touch_the_users_random_numbers():
     random.seed(0)
     state = random.getstate()
     assert list(islice(pauses(1.0), 3)) != list(islice(pauses(1.0), 3))

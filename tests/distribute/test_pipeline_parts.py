@@ -2,9 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -12,8 +9,8 @@ import part_sources
 import pytest
 from pipeline_parts import FEW, ROWS, SOME
 from quick import in_shares
+from trained_apart import ended, start
 
-SCRIPT = str(Path(__file__).parents[1] / "support" / "pipeline_parts.py")
 ALL, BATCH = list(range(203)), 12
 
 
@@ -21,8 +18,8 @@ ALL, BATCH = list(range(203)), 12
 def run(tmp_path_factory):
     """Returns what each of so many processes saw in a share of the work."""
 
-    @functools.cache  # also if they fail
-    def ended(processes, share):
+    @functools.cache
+    def trained(processes, share):
         folder = tmp_path_factory.mktemp("parts")
         part_sources.write_files(folder, (68, 104, 31))  # of unlike sizes
         with h5py.File(folder / "rows.h5", "w") as file:
@@ -30,12 +27,11 @@ def run(tmp_path_factory):
         (folder / "sources").mkdir()
         for name in part_sources.NAMES if processes == 2 else ():
             part_sources.source(folder / "sources", name)
-        command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", str(processes), SCRIPT, str(folder), share]
-        return folder, subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        ended(start("pipeline_parts.py", folder, share, workers=processes))
+        return folder
 
     def found(processes, share="few"):
-        folder, process = ended(processes, share)
-        assert process.returncode == 0, process.stdout + process.stderr
+        folder = trained(processes, share)
         return [json.loads((folder / f"{index}.json").read_text()) for index in range(processes)]
 
     return found

@@ -2,17 +2,13 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from quick import SHARES
 from replica_losses_cases import HEALTHY, REFUSED, REPAIRED
+from trained_apart import ended, start
 
-SUPPORT = Path(__file__).parents[1] / "support"
 # Statistics of a replica's part, or other random numbers, are others than those of the whole batch; so is rounding.
 OTHERS = {
     "batch norm": 0.2,
@@ -34,24 +30,16 @@ NAMED = {
 LOGS = {"compute_loss and a constant", "compute_loss and a stopped term", "the mean over all examples, eager"}
 
 
-def ran(*command):
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
-    command = [sys.executable, *command]
-    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=500)
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    return run.stdout
-
-
 @functools.cache
 def here(which, share):
     """On one device and on two logical ones."""
-    return json.loads(ran(SUPPORT / "replica_losses_cases.py", which, share).splitlines()[-1])
+    return json.loads(ended(start("replica_losses_cases.py", which, share)).splitlines()[-1])
 
 
 def workers(share, folder):
     """On one device and in two processes."""
     path = folder / "found.json"
-    ran("-m", "tfopt.distribute.launch", "-n", "2", SUPPORT / "replica_losses_cases.py", "workers", share, path)
+    ended(start("replica_losses_cases.py", "workers", share, path, workers=2))
     # The two trainings have other shares: what is left of the one is not all that is left of the other.
     alone = here("repaired", "few") | (here("repaired", "rest") if share == "rest" else {})
     return {name: (alone[name][0], together) for name, together in json.loads(path.read_text()).items()}

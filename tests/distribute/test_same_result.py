@@ -1,18 +1,13 @@
 """Two replicas and two processes compute what one device does."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed_cases import FEW, OF_WORKERS, QUICK, SAME
+from distributed_cases import FEW, OF_WORKERS, SAME
 from quick import SHARES, SLOW, in_shares
+from trained_apart import distance, ended, start
 
-SUPPORT = Path(__file__).parents[1] / "support"
-TRAINING = SUPPORT / "distributed_training.py"
 # For weights.
 LIMITS = {"float64": 1e-9, "float32": 1e-6, "mixed_float16": 1e-2}
 REPLICAS = ["two replicas", "worker 0", "worker 1"]
@@ -22,31 +17,16 @@ REPLICAS = ["two replicas", "worker 0", "worker 1"]
 def found(request, tmp_path_factory):
     """The outcomes of a share of the cases, by where they were trained."""
     folder, share = tmp_path_factory.mktemp("trained"), request.param
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
-    environ.pop("TF_CONFIG", None)
-    here = [sys.executable, TRAINING, folder, "here", share]
-    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "workers", share]
-    alone = [sys.executable, TRAINING, folder, "alone", share]
-    started = [
-        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in ((here, workers) if share == "quick" else (here, workers, alone))
-    ]
-    for process in started:
-        said = process.communicate(timeout=800)[0]
-        assert process.returncode == 0, said[-4000:]
-    here, *workers = (
-        json.loads((folder / name).read_text()) for name in ("here0.json", "workers0.json", "workers1.json")
+    places = (("here", 0), ("workers", 2), ("alone", 0))
+    ended(*(start("distributed_training.py", folder, where, share, workers=workers) for where, workers in places))
+    here, *workers, alone = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("here0", "workers0", "workers1", "alone0")
     )
     same = {
         "one device": here["one"],
         "two replicas": here["repaired"],
         "worker 0": workers[0]["repaired"],
         "worker 1": workers[1]["repaired"],
-    }
-    if share == "quick":
-        return same
-    alone = json.loads((folder / "alone0.json").read_text())
-    same |= {
         "alone": alone["repaired"],
         "stock alone": alone["stock"],
         "stock": here["stock"],
@@ -61,14 +41,8 @@ def found(request, tmp_path_factory):
     }
 
 
-def distance(one, other):
-    """The largest difference between two lists of arrays."""
-    assert [np.shape(part) for part in one] == [np.shape(part) for part in other]
-    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
-
-
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")
-in_each = pytest.mark.parametrize("found", ["quick", *SHARES], indirect=True, scope="module")
+in_each = pytest.mark.parametrize("found", SHARES, indirect=True, scope="module")
 PLACES = {"two replicas": "here", "worker 0": "workers", "worker 1": "workers", "alone": "alone"}
 
 
@@ -78,11 +52,9 @@ def of_stock(*names):
     return pytest.mark.parametrize(("found", "name"), rows, indirect=["found"], scope="module")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "where", "name"),
-    [("quick", where, name) for where in REPLICAS for name in QUICK]
-    + in_shares(
+    in_shares(
         [
             (where, name)
             for where in PLACES
@@ -112,7 +84,6 @@ def test_weights_history_and_counters_are_those_of_one_device(found, where, name
             np.testing.assert_allclose(several[key], one[key], atol=limit)
 
 
-@pytest.mark.slow
 @in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_it_trained_at_all(found, where):
@@ -122,7 +93,6 @@ def test_it_trained_at_all(found, where):
             assert outcome["history"]["mae"][-1] < outcome["history"]["mae"][0], name
 
 
-@pytest.mark.slow
 @in_each
 @pytest.mark.parametrize("where", REPLICAS)
 def test_an_overflow_in_either_replica_skips_the_step_for_all(found, where):

@@ -1,11 +1,7 @@
 """A sharded optimizer trains as the plain one: on two logical devices and in two processes."""
 
 import itertools
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,14 +9,13 @@ import pytest
 import tensorflow as tf
 from quick import SHARES, SLOW, in_shares
 from sharded_cases import CASES, FEW, SAVED
+from trained_apart import distance, ended, start
 from versions import since_keras
 
 from tfopt.distribute import shard_optimizer
 from tfopt.distribute.sharded_optimizer import _gathered
 from tfopt.errors import UnsupportedError
 
-SUPPORT = Path(__file__).parents[1] / "support"
-TRAINING = SUPPORT / "sharded_training.py"
 WHERE = ["here", "worker0", "worker1"]
 FILES = {"here": "here.weights.h5", "workers": "worker0.weights.h5"}
 # TensorFlow computes 1/sqrt(x) differently in the last bit depending on where x stands in its tensor.
@@ -35,31 +30,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(request, folder):
     """What a share of the cases became on two devices and in two processes; the few then go on on three devices."""
-    share = request.param
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SUPPORT.parents[1], SUPPORT]))}
-    environ.pop("TF_CONFIG", None)
-    workers = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", TRAINING, folder, "0", share]
-    here, more = ([sys.executable, TRAINING, folder, devices, share] for devices in ("2", "3"))
-    for commands in [[here, workers], [more]] if share == "few" else [[here, workers]]:
-        started = [
-            subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for command in commands
-        ]
-        try:
-            for process in started:
-                said = process.communicate(timeout=800)[0]
-                assert process.returncode == 0, said[-4000:]
-        finally:
-            for process in started:
-                process.kill()
+    share, script = request.param, "sharded_training.py"
+    ended(start(script, folder, 2, share), start(script, folder, 0, share, workers=2))
+    if share == "few":
+        ended(start(script, folder, 3, share))
     names = [*WHERE, "three"] if share == "few" else WHERE
     return {name: pickle.loads((folder / f"{name}.pickle").read_bytes()) for name in names}
-
-
-def distance(one, other):
-    """The largest difference between two lists of arrays."""
-    assert [part.shape for part in one] == [part.shape for part in other]
-    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(one, other, strict=True))
 
 
 in_few = pytest.mark.parametrize("found", [SLOW], indirect=True, scope="module")

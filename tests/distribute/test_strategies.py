@@ -49,7 +49,7 @@ def test_a_cluster_of_one_worker_is_one_process(monkeypatch):
     assert distribute.strategy("auto") is tf.distribute.get_strategy()
 
 
-@pytest.mark.parametrize("kind", ["mirored", "", None, 3, ["auto"]])
+@pytest.mark.parametrize("kind", ["mirored", "", ["auto"]])
 def test_an_unknown_kind(kind):
     with pytest.raises(ValueError, match="Expected a kind of strategy: 'auto', 'one_device', 'mirrored' or"):
         distribute.strategy(kind)
@@ -59,14 +59,9 @@ def test_an_unknown_kind(kind):
     ("kind", "instead"),
     [
         ("model_parallel", r"keras\.distribution\.ModelParallel, or PyTorch's FSDP"),
-        ("FSDP", "PyTorch's FSDP"),
         ("parameter-server", "updates asynchronously.*your own training loop"),
         ("ZeRO", r"tfopt\.distribute\.shard_optimizer.*for the gradients and weights, Keras on JAX"),
-        ("zero-1", r"use tfopt\.distribute\.shard_optimizer"),
         ("zero_2", r"shards the gradients.*PyTorch's FSDP, or tfopt\.distribute\.shard_optimizer"),
-        ("ZeRO-2", "shards the gradients and the optimizer's state"),
-        ("zero2", "shards the gradients and the optimizer's state"),
-        ("ZeRO stage 2", "shards the gradients and the optimizer's state"),
         ("zero 3", r"PyTorch's FSDP, or tfopt\.distribute\.shard_optimizer"),
         ("tpu", "TPUStrategy"),
     ],

@@ -44,13 +44,6 @@ class TestTheCommand:
         assert out == ""
         assert said in err
 
-    def test_help(self, capsys):
-        with pytest.raises(SystemExit) as end:
-            main(["--help"])
-        assert end.value.code == 0
-        said = capsys.readouterr().out
-        assert all(each in said for each in ("slurm", "kubernetes", "jobset", "ray", "exit codes"))
-
     @pytest.mark.parametrize("name", FILES)
     def test_a_worker_without_progress_is_restarted_after_an_hour(self, name, capsys):
         main([name])

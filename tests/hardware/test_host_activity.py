@@ -3,13 +3,11 @@
 import os
 import socket
 from collections import namedtuple
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
-from limited_machine import GIB, Machine, machine
+from limited_machine import GIB, machine
 
 from tfopt.hardware import host_activity
 from tfopt.hardware.host_activity import HostMeter, HostReading, OtherProcesses, port_holder, sent_bytes
@@ -19,12 +17,12 @@ __all__ = ["machine"]  # the fixture
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 
 
-def meter(machine: Machine) -> HostMeter:
+def meter(machine):
     return HostMeter(proc=machine.proc, sys=machine.sys)
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[Times]:
+def times(monkeypatch, machine):
     """Seconds of four CPUs, of which the process may use 1 and 2."""
     now = [Times(10.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)] * 4
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
@@ -32,7 +30,7 @@ def times(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[Times]:
     return now
 
 
-def test_without_a_quota_cpu_percent_is_that_of_the_usable_cpus(times: list[Times], machine: Machine) -> None:
+def test_without_a_quota_cpu_percent_is_that_of_the_usable_cpus(times, machine):
     cpus = meter(machine)
     assert cpus.read().host_cpu_percent is None
     times[0] = Times(110.0, 0.0, 0.0, 90.0, 0.0, 0.0, 0.0)
@@ -42,13 +40,13 @@ def test_without_a_quota_cpu_percent_is_that_of_the_usable_cpus(times: list[Time
     assert cpus.read().host_cpu_percent == pytest.approx(100 * 3 / 8)
 
 
-def test_no_time_passed_is_no_percentage(times: list[Times], machine: Machine) -> None:
+def test_no_time_passed_is_no_percentage(times, machine):
     cpus = meter(machine)
     cpus.read()
     assert cpus.read().host_cpu_percent is None
 
 
-def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+def test_memory_in_mib(monkeypatch, machine):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8 * GIB, available=5 * GIB))
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3 * 2**20))
     monkeypatch.setattr(psutil, "Process", lambda: process)
@@ -59,28 +57,28 @@ def test_memory_in_mib(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> Non
 class Disk:
     """Stands in for psutil's process: bytes read so far, on a clock of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 50.0
-        self.read_bytes: int | Exception = 0
+        self.read_bytes = 0
 
-    def memory_info(self) -> Any:
+    def memory_info(self):
         return SimpleNamespace(rss=2**20)
 
-    def io_counters(self) -> Any:
+    def io_counters(self):
         if isinstance(self.read_bytes, Exception):
             raise self.read_bytes
         return SimpleNamespace(read_bytes=self.read_bytes, read_chars=10**12)
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> Disk:
+def disk(monkeypatch, set_clock):
     disk = Disk()
     set_clock(lambda: disk.now, HostMeter)
     monkeypatch.setattr(psutil, "Process", lambda: disk)
     return disk
 
 
-def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
+def test_disk_reads_are_a_rate_since_the_reading_before(disk):
     meter = HostMeter()
     rates = []
     for now, read_bytes in [(50.0, 10**9), (52.0, 10**9 + 3 * 2**20), (53.0, 10**9 + 3 * 2**20)]:
@@ -89,7 +87,7 @@ def test_disk_reads_are_a_rate_since_the_reading_before(disk: Disk) -> None:
     assert rates == [None, 1.5, 0.0]
 
 
-def test_a_disk_counter_that_goes_back_or_fails_is_unknown_then(disk: Disk) -> None:
+def test_a_disk_counter_that_goes_back_or_fails_is_unknown_then(disk):
     meter = HostMeter()
     rates = []
     for read_bytes in [10 * 2**20, 5 * 2**20, 6 * 2**20, psutil.AccessDenied(), 7 * 2**20, 9 * 2**20]:
@@ -98,21 +96,21 @@ def test_a_disk_counter_that_goes_back_or_fails_is_unknown_then(disk: Disk) -> N
     assert rates == [None, None, 1.0, None, 0.5, 2.0]  # 1 MiB over the 2 s since it last told
 
 
-def test_a_clock_that_stands_gives_no_rate(disk: Disk) -> None:
+def test_a_clock_that_stands_gives_no_rate(disk):
     meter = HostMeter()
     meter.read()
     disk.read_bytes = 2**20
     assert meter.read().disk_read_mib_per_second is None
 
 
-def test_a_system_without_disk_counters_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_disk_counters_gives_none(monkeypatch):
     """As on macOS."""
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**20)))
     meter = HostMeter()
     assert [meter.read().disk_read_mib_per_second for _ in range(2)] == [None, None]
 
 
-def test_the_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_is_looked_up_once(monkeypatch):
     made = []
     process = psutil.Process()
     monkeypatch.setattr(psutil, "Process", lambda: made.append(1) or process)
@@ -122,8 +120,8 @@ def test_the_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(), OSError(), KeyError(), RuntimeWarning()])
-def test_what_psutil_cannot_read_is_none(error: Exception, monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
-    def fail(*arguments: Any, **options: Any) -> None:
+def test_what_psutil_cannot_read_is_none(error, monkeypatch, machine):
+    def fail(*arguments, **options):
         raise error
 
     for name in ("cpu_times", "virtual_memory", "Process", "disk_io_counters", "net_io_counters"):
@@ -148,7 +146,7 @@ def test_an_interface_that_is_not_there():
     assert sent_bytes("nonesuch0") is None
 
 
-def test_the_holder_of_a_port() -> None:
+def test_the_holder_of_a_port():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -160,8 +158,8 @@ def test_the_holder_of_a_port() -> None:
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(), psutil.NoSuchProcess(1), PermissionError()])
-def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse(kind: str) -> None:
+def test_a_system_that_does_not_tell(monkeypatch, error):
+    def refuse(kind):
         raise error
 
     monkeypatch.setattr(host_activity.psutil, "net_connections", refuse)

@@ -11,33 +11,21 @@ DTYPES = ("float32", "tensorfloat32", "float16", "bfloat16", "float8")
     ("name", "peaks"),
     [
         ("NVIDIA B200", (None, 1100.0, 2250.0, 2250.0, 4500.0)),
-        ("NVIDIA GB200", (None, 1250.0, 2500.0, 2500.0, 5000.0)),
         ("NVIDIA H200", (67.0, 494.5, 989.5, 989.5, 1979.0)),
-        ("NVIDIA H200 NVL", (60.0, 417.5, 835.5, 835.5, 1670.5)),
         ("NVIDIA H100 80GB HBM3", (67.0, 494.5, 989.5, 989.5, 1979.0)),
-        ("NVIDIA H100 NVL", (60.0, 417.5, 835.5, 835.5, 1670.5)),
         ("NVIDIA H100 PCIe", (51.0, 378.0, 756.5, 756.5, 1513.0)),
         ("NVIDIA L40S", (91.6, 183.0, 362.05, 362.05, 733.0)),
-        ("NVIDIA L40", (90.5, 90.5, 181.05, 181.05, 362.0)),
         ("NVIDIA L4", (30.3, 60.0, 121.0, 121.0, 242.5)),
         ("NVIDIA A100-SXM4-40GB", (19.5, 156.0, 312.0, 312.0, None)),
-        ("NVIDIA A100-SXM4-80GB", (19.5, 156.0, 312.0, 312.0, None)),
-        ("A100-PCIE-40GB", (19.5, 156.0, 312.0, 312.0, None)),
-        ("NVIDIA A100 80GB PCIe", (19.5, 156.0, 312.0, 312.0, None)),
         ("NVIDIA A40", (37.4, 74.8, 149.7, 149.7, None)),
-        ("NVIDIA A30", (10.3, 82.0, 165.0, 165.0, None)),
-        ("NVIDIA A10", (31.2, 62.5, 125.0, 125.0, None)),
         ("Tesla V100-SXM2-16GB", (15.7, None, 125.0, None, None)),
-        ("Tesla V100-SXM2-32GB", (15.7, None, 125.0, None, None)),
         ("Tesla V100-PCIE-16GB", (14.0, None, 112.0, None, None)),
-        ("Tesla V100-PCIE-32GB", (14.0, None, 112.0, None, None)),
         ("Tesla T4", (8.1, None, 65.0, None, None)),
         ("NVIDIA GeForce RTX 5090", (104.8, None, 209.5, 209.5, None)),
         ("NVIDIA GeForce RTX 4090", (82.6, 82.6, 165.2, 165.2, 330.3)),
-        ("NVIDIA GeForce RTX 3090", (35.6, None, 71.0, 71.0, None)),
     ],
 )
-def test_listed_peaks_are_exact(name: str, peaks: tuple[float | None, ...]) -> None:
+def test_listed_peaks_are_exact(name, peaks):
     assert tuple(peak_tflops(name, dtype) for dtype in DTYPES) == peaks
 
 
@@ -47,28 +35,22 @@ def test_listed_peaks_are_exact(name: str, peaks: tuple[float | None, ...]) -> N
         "NVIDIA H200 MIG 1g.18gb",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA A10G",
-        "NVIDIA A100X",
-        "NVIDIA A100-SXM-64GB",
         "GRID A100-10C",
-        "Tesla V100-FHHL-16GB",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA",
-        "NVIDIA GPU",
         "",
     ],
 )
-def test_a_device_that_is_only_called_alike_has_none(name: str) -> None:
+def test_a_device_that_is_only_called_alike_has_none(name):
     assert [peak_tflops(name, dtype) for dtype in DTYPES] == [None] * 5
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "", "_asdict", "count"])
-def test_a_data_type_that_is_not_listed_has_none(dtype: str) -> None:
+def test_a_data_type_that_is_not_listed_has_none(dtype):
     assert peak_tflops("NVIDIA H200", dtype) is None
 
 
-def test_a_narrower_type_is_never_slower() -> None:
+def test_a_narrower_type_is_never_slower():
     for board in _BOARDS.values():
         known = [peak for peak in board if peak is not None]
         assert known == sorted(known)

@@ -5,14 +5,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pynvml
 import pytest
 from fake_nvml import (
@@ -21,9 +16,6 @@ from fake_nvml import (
     READ_FUNCTIONS,
     READING,
     FakeGpu,
-    FakeNvml,
-    lost,
-    mig_instance,
     tick,
 )
 from quick import first_quick
@@ -31,7 +23,6 @@ from quick import first_quick
 from tfopt.hardware import GpuSample, GpuSampler, gpu_reader
 from tfopt.hardware.host_activity import HostMeter, HostReading
 from tfopt.hardware.nvml import driver
-from tfopt.hardware.sampler import _next_due
 
 HOST = HostReading(
     host_cpu_percent=12.5, host_memory_used_mib=2048.0, process_memory_mib=256.0, disk_read_mib_per_second=8.0
@@ -50,18 +41,18 @@ UNKNOWN = dict.fromkeys(FIELD_FUNCTIONS)
 class FakeClock:
     """Both clocks: the monotonic one stands `now` after its own zero, the wall clock 900 s further."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
-    def wall(self) -> float:
+    def wall(self):
         return self.now + 900.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> FakeClock:
+def clock(monkeypatch, set_clock):
     monkeypatch.setattr(HostMeter, "read", lambda self: HOST)
     clock = FakeClock()
     set_clock(clock, GpuSampler, gpu_reader.GpuReader, wall=clock.wall)
@@ -71,25 +62,25 @@ def clock(monkeypatch: pytest.MonkeyPatch, set_clock: Callable[..., None]) -> Fa
 class Driven:
     """A sampler without its thread: `tick()` takes one sample now, and the clock goes on by one interval."""
 
-    def __init__(self, clock: FakeClock, **options: Any):
+    def __init__(self, clock, **options):
         self.clock = clock
         self.sampler = GpuSampler(**options)
 
-    def tick(self) -> tuple[GpuSample, ...]:
+    def tick(self):
         rows = tick(self.sampler)
         self.clock.now += self.sampler.interval_seconds
         return rows
 
 
 @pytest.mark.usefixtures("gpu")
-def test_rows_are_exact(clock: FakeClock) -> None:
+def test_rows_are_exact(clock):
     driven = Driven(clock, interval_seconds=0.5)
     assert driven.tick() == (ROW,)
     assert driven.tick() == (replace(ROW, time_seconds=1000.5, elapsed_seconds=0.5),)
     assert driven.sampler.samples[0] == ROW
 
 
-def test_a_row_is_json(clock: FakeClock, gpu: FakeGpu) -> None:
+def test_a_row_is_json(clock, gpu):
     gpu.reasons = pynvml.nvmlClocksEventReasonSwPowerCap
     (row,) = Driven(clock).tick()
     assert row.to_dict()["throttle_reasons"] == ["power_cap"]
@@ -97,40 +88,19 @@ def test_a_row_is_json(clock: FakeClock, gpu: FakeGpu) -> None:
     assert json.loads(json.dumps(GpuSample(0.0, 0.0).to_dict()))["throttle_reasons"] is None
 
 
-@pytest.mark.parametrize("field", FIELD_FUNCTIONS)
-def test_an_unsupported_field_is_none(field: str, clock: FakeClock, gpu: FakeGpu) -> None:
-    gpu.unsupported.update(FIELD_FUNCTIONS[field])
-    (row,) = Driven(clock).tick()
-    assert getattr(row, field) is None
-    assert row == replace(ROW, **lost(*FIELD_FUNCTIONS[field]))
-
-
-def test_without_a_gpu_the_host_is_sampled(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_gpu_the_host_is_sampled(clock, caplog):
     expected = replace(ROW, index=None, uuid=None, **UNKNOWN)
     assert Driven(clock).tick() == (expected,)
     assert not caplog.records
 
 
-def test_only_visible_gpus_are_read_in_their_order(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+def test_only_visible_gpus_are_read_in_their_order(clock, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, temperature=50 + bus) for bus in range(3)]
     rows = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": "2,0"}).tick()
     assert [(row.index, row.uuid, row.gpu_temperature_celsius) for row in rows] == [(0, "GPU-2", 52), (1, "GPU-0", 50)]
 
 
-def test_hidden_gpus_are_not_asked(clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
-    (row,) = Driven(clock, environ={"CUDA_VISIBLE_DEVICES": ""}).tick()
-    assert row.index is None
-    assert not fake_nvml.calls
-
-
-def test_a_mig_instance_has_memory(clock: FakeClock, fake_nvml: FakeNvml) -> None:
-    fake_nvml.gpus.append(FakeGpu(instances=[mig_instance("MIG-1")]))
-    (row,) = Driven(clock).tick()
-    memory = {"gpu_memory_used_mib": 1024.0, "gpu_memory_total_mib": 16_384.0}
-    assert row == replace(ROW, uuid="MIG-1", **{**UNKNOWN, **memory})
-
-
-def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+def test_keep_bounds_the_samples(clock, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     driven = Driven(clock, keep=3)
     for _ in range(10):
@@ -145,13 +115,10 @@ def test_keep_bounds_the_samples(clock: FakeClock, fake_nvml: FakeNvml) -> None:
         (lambda fake: setattr(fake, "installed", False), "pip install nvidia-ml-py"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), "no NVIDIA GPU"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "not loaded"),
-        (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "different versions"),
         (lambda fake: fake.fail("nvmlInit", pynvml.NVML_ERROR_NO_PERMISSION), "/dev/nvidia"),
     ],
 )
-def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(
-    break_it: Any, words: str, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(break_it, words, clock, gpu, fake_nvml, caplog):
     break_it(fake_nvml)
     for driven in (Driven(clock), Driven(clock)):
         for _ in range(3):
@@ -162,14 +129,7 @@ def test_no_driver_leaves_the_host_and_one_warning_for_all_samplers(
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_machine_without_a_driver_needs_one_short_line(
-    loaded: bool,
-    clock: FakeClock,
-    fake_nvml: FakeNvml,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_machine_without_a_driver_needs_one_short_line(loaded, clock, fake_nvml, caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_reader, "_KERNEL_DRIVER", tmp_path if loaded else tmp_path / "missing")
     fake_nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     Driven(clock).tick()
@@ -179,9 +139,7 @@ def test_a_machine_without_a_driver_needs_one_short_line(
     assert loaded or len(text) < 60
 
 
-def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
-    clock: FakeClock, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(clock, fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST, at=3, gpu=fake_nvml.gpus[0])
     driven = Driven(clock)
@@ -198,14 +156,10 @@ def test_a_gpu_lost_at_a_sample_turns_unknown_and_the_others_go_on(
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", *READ_FUNCTIONS])
-def test_every_error_is_survived_with_at_most_one_warning(
-    function: str,
-    error_codes: Iterator[int],
-    clock: FakeClock,
-    fake_nvml: FakeNvml,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.mark.parametrize(
+    "function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetPowerUsage"]
+)
+def test_every_error_is_survived_with_at_most_one_warning(function, error_codes, clock, fake_nvml, caplog):
     for code in error_codes:
         fake_nvml.fail(function, code, at=1 if function in ("nvmlInit", "nvmlDeviceGetCount") else 2)
         driven = Driven(clock)
@@ -215,9 +169,7 @@ def test_every_error_is_survived_with_at_most_one_warning(
         assert len(caplog.records) <= 1, code
 
 
-def test_a_hung_reading_leaves_the_host_and_comes_back(
-    clock: FakeClock, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_reading_leaves_the_host_and_comes_back(clock, fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     driven = Driven(clock, deadline_seconds=1.0)
     driven.tick()
@@ -233,9 +185,7 @@ def test_a_hung_reading_leaves_the_host_and_comes_back(
     assert [row.gpu_power_watts for row in driven.tick()] == [686.5, 686.5]
 
 
-def test_a_hung_start_leaves_the_host_and_comes_back(
-    clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hung_start_leaves_the_host_and_comes_back(clock, gpu, fake_nvml, caplog):
     fake_nvml.hang("nvmlInit")
     driven = Driven(clock, deadline_seconds=0.05)
     for _ in range(3):
@@ -249,9 +199,7 @@ def test_a_hung_start_leaves_the_host_and_comes_back(
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetPowerUsage"])
-def test_a_hang_never_holds_the_caller(
-    function: str, gpu: FakeGpu, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_never_holds_the_caller(function, gpu, fake_nvml, monkeypatch):
     """The call returns at the end of the test only: whatever waited for it would be found waiting here."""
     fake_nvml.hang(function)
     monkeypatch.setattr(gpu_reader, "_PROMPT_SECONDS", 3600.0)  # a row would wait that long
@@ -259,7 +207,6 @@ def test_a_hang_never_holds_the_caller(
     sampler.start()
     assert fake_nvml.hanging.wait(10)
     thread, waits = sampler._thread, []
-    assert thread is not None
     join = thread.join
     monkeypatch.setattr(thread, "join", lambda timeout=None: (waits.append(timeout), join(timeout)))
     sampler.close()
@@ -270,68 +217,7 @@ def test_a_hang_never_holds_the_caller(
     assert {row.gpu_power_watts for row in sampler.samples} <= {None}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetPowerUsage"])
-def test_while_the_driver_takes_its_time_the_hosts_rows_go_on(
-    function: str, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The driver answers before its deadline, but only after the host was sampled twenty times."""
-    rows: list[GpuSample] = []
-    hung, read_again = threading.Event(), threading.Event()
-
-    def on_sample(sampled: tuple[GpuSample, ...]) -> None:
-        rows.extend(sampled)
-        if len(rows) == 20 and not hung.is_set():
-            hung.set()
-        elif hung.is_set() and fake_nvml.released.is_set() and sampled[0].gpu_power_watts is not None:
-            read_again.set()
-
-    fake_nvml.hang(function)
-    with GpuSampler(0.01, on_sample=on_sample):
-        assert hung.wait(8)  # the deadline is 10 s
-        fake_nvml.recover()
-        assert read_again.wait(20)
-    meanwhile = rows[:20]
-    assert {row.gpu_power_watts for row in meanwhile} == {None}
-    assert None not in {row.process_memory_mib for row in meanwhile}
-    assert {row.uuid for row in meanwhile} == {None if function == "nvmlInit" else gpu.uuid}
-    assert "hangs" not in caplog.text
-
-
-@pytest.mark.slow
-def test_what_the_driver_says_late_is_no_reading_of_then_or_now(clock: FakeClock, fake_nvml: FakeNvml) -> None:
-    """The second of three GPUs hangs for 5 s; the third is read after that. Later the first hangs for 1 s."""
-    fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(3)]
-    driven = Driven(clock, deadline_seconds=60.0)
-
-    def powers() -> list[float | None]:
-        return [row.gpu_power_watts for row in driven.tick()]
-
-    def hang(gpu: FakeGpu) -> None:
-        fake_nvml.released.clear()
-        fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=gpu)
-
-    def let_go() -> None:
-        fake_nvml.recover()
-        _round(driven.sampler).result(10)
-
-    assert powers() == [686.5] * 3
-    hang(fake_nvml.gpus[1])
-    assert powers() == [686.5, None, None]
-    assert [powers() for _ in range(4)] == [[None] * 3] * 4
-    fake_nvml.gpus[2].power_milliwatts = 500_000
-    let_go()
-    hang(fake_nvml.gpus[0])
-    assert powers() == [None, None, 500.0]
-    let_go()
-    clock.now += 2.0
-    hang(fake_nvml.gpus[0])
-    assert powers() == [None] * 3
-    let_go()
-    assert powers() == [686.5, 686.5, 500.0]
-
-
-def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock: FakeClock, fake_nvml: FakeNvml) -> None:
+def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock, fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(2)]
     driven = Driven(clock, interval_seconds=0.5, deadline_seconds=0.6)
     driven.tick()
@@ -347,13 +233,12 @@ def test_a_reading_that_comes_a_little_late_is_the_next_rows(clock: FakeClock, f
     assert first.gpu_temperature_celsius == 54
 
 
-def test_a_sample_that_comes_after_the_close_is_dropped(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_sample_that_comes_after_the_close_is_dropped(gpu, fake_nvml):
     fake_nvml.hang("nvmlInit")
     sampler = GpuSampler(0.01)
     sampler.start()
     assert fake_nvml.hanging.wait(10)
     thread = sampler._thread
-    assert thread is not None
     sampler.close()
     fake_nvml.recover()
     thread.join(10)
@@ -361,34 +246,32 @@ def test_a_sample_that_comes_after_the_close_is_dropped(gpu: FakeGpu, fake_nvml:
     assert sampler.samples == ()
 
 
-def test_close_ends_the_wait_for_the_next_sample(gpu: FakeGpu) -> None:
+def test_close_ends_the_wait_for_the_next_sample(gpu):
     first = threading.Event()
     with GpuSampler(3600.0, on_sample=lambda rows: first.set()) as sampler:
         assert first.wait(20)
         thread = sampler._thread
-    assert thread is not None
     thread.join(10)
     assert not thread.is_alive()
     assert [row.uuid for row in sampler.samples] == [gpu.uuid]
 
 
-def test_the_thread_is_a_daemon_and_close_may_be_called_twice_or_too_early() -> None:
+def test_the_thread_is_a_daemon_and_close_may_be_called_twice_or_too_early():
     sampler = GpuSampler()
     sampler.close()
     assert sampler.start() is sampler
     thread = sampler._thread
-    assert thread is not None
     assert thread.daemon
     assert sampler.start()._thread is thread
     sampler.close()
     sampler.close()
 
 
-def test_a_second_run_begins_anew(clock: FakeClock, gpu: FakeGpu) -> None:
-    seen: list[tuple[GpuSample, ...]] = []
+def test_a_second_run_begins_anew(clock, gpu):
+    seen = []
     taken = threading.Semaphore(0)
 
-    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+    def on_sample(rows):
         seen.append(rows)
         taken.release()
 
@@ -401,10 +284,10 @@ def test_a_second_run_begins_anew(clock: FakeClock, gpu: FakeGpu) -> None:
     assert seen == [(ROW,), (replace(ROW, time_seconds=1050.0),)]
 
 
-def test_on_sample_may_close_its_sampler(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_sample_may_close_its_sampler(gpu, caplog):
     done = threading.Event()
 
-    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+    def on_sample(rows):
         sampler.close()
         done.set()
 
@@ -416,12 +299,10 @@ def test_on_sample_may_close_its_sampler(gpu: FakeGpu, caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("gpu")
-def test_an_exception_of_on_sample_is_reported_once_and_survived(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exception_of_on_sample_is_reported_once_and_survived(clock, caplog):
     calls = []
 
-    def on_sample(rows: tuple[GpuSample, ...]) -> None:
+    def on_sample(rows):
         calls.append(rows)
         raise ZeroDivisionError("of the caller")
 
@@ -434,12 +315,10 @@ def test_an_exception_of_on_sample_is_reported_once_and_survived(
     assert "of the caller" in caplog.text
 
 
-def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(gpu, monkeypatch, caplog):
     failures = iter([KeyError("a defect"), KeyError("a defect")])
 
-    def read(meter: HostMeter) -> HostReading:
+    def read(meter):
         for error in failures:
             raise error
         return HostReading()
@@ -452,32 +331,13 @@ def test_a_defect_in_a_sample_is_reported_and_the_thread_goes_on(
     assert "a defect" in caplog.text
 
 
-def test_a_broken_psutil_leaves_the_gpus(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(**options: Any) -> None:
-        raise psutil.AccessDenied
-
-    monkeypatch.setattr(psutil, "cpu_times", denied)
-    (row,) = Driven(FakeClock()).tick()
-    assert (row.uuid, row.host_cpu_percent) == (gpu.uuid, None)
-    assert row.process_memory_mib is not None
-
-
-@pytest.mark.parametrize(
-    ("due", "elapsed", "expected"),
-    [(0.0, 0.1, 0.5), (0.5, 0.5, 1.0), (0.5, 1.0, 1.0), (0.5, 1.1, 1.5), (0.5, 7.3, 7.5)],
-)
-def test_late_samples_are_skipped_and_lateness_does_not_add_up(due: float, elapsed: float, expected: float) -> None:
-    assert _next_due(due, elapsed, 0.5) == pytest.approx(expected)
-
-
-def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_does_not_drift(clock, monkeypatch):
     waits = []
 
     class Ended(threading.Event):
         """Lets the clock pass instead of waiting, and ends after five samples."""
 
-        def wait(self, timeout: float | None = None) -> bool:
-            assert timeout is not None
+        def wait(self, timeout=None):
             waits.append(timeout)
             clock.now += timeout
             if len(waits) == 5:
@@ -493,9 +353,7 @@ def test_the_schedule_does_not_drift(clock: FakeClock, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("seed", first_quick(range(40), 2))
-def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothing(
-    seed: int, clock: FakeClock, fake_nvml: FakeNvml
-) -> None:
+def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothing(seed, clock, fake_nvml):
     """GPUs are lost, hang, talk garbage and come back, at random. The truth changes with every row."""
     chance = random.Random(seed)
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus, gpm=dict(GPM) if bus % 2 else None) for bus in range(8)]
@@ -537,34 +395,18 @@ def test_whatever_befalls_eight_gpus_a_row_holds_the_truth_of_its_time_or_nothin
                 assert row.gpu_temperature_celsius is not None
 
 
-def _round(sampler: GpuSampler) -> Future[Any]:
+def _round(sampler):
     """The reading of all GPUs that a sampler waits for."""
-    found = sampler._gpus._round
-    assert found is not None
-    return found
+    return sampler._gpus._round
 
 
-def _overdue() -> Future[Any]:
+def _overdue():
     """The call that hangs now."""
-    overdue = driver.door()._worker._overdue
-    assert overdue is not None
-    return overdue
-
-
-def test_a_sampler_whose_thread_is_gone_starts_again(gpu: FakeGpu) -> None:
-    """As in a forked child, which has the object and not the thread."""
-    sampler = GpuSampler(0.01).start()
-    thread = sampler._thread
-    assert thread is not None
-    sampler._ended.set()
-    thread.join(10)
-    sampler.start()
-    assert sampler._thread is not thread
-    sampler.close()
+    return driver.door()._worker._overdue
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu, fake_nvml):
     fake_nvml.hang("nvmlDeviceGetPowerUsage")
     sampler = GpuSampler(0.01, deadline_seconds=0.05).start()
     assert fake_nvml.hanging.wait(10)
@@ -572,7 +414,7 @@ def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fak
         time.sleep(0.01)
     held, forked = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with sampler._lock, driver.door()._worker._lock:
             held.set()
             forked.wait(20)
@@ -594,9 +436,7 @@ def test_a_forked_child_samples_while_its_parents_driver_hangs(gpu: FakeGpu, fak
     assert os.waitpid(child, 0) == (child, 0)
 
 
-def test_without_a_thread_for_the_driver_the_host_is_sampled(
-    clock: FakeClock, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_thread_for_the_driver_the_host_is_sampled(clock, gpu, monkeypatch, caplog):
     driven = Driven(clock)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -605,7 +445,7 @@ def test_without_a_thread_for_the_driver_the_host_is_sampled(
     assert [row.uuid for row in driven.tick()] == [gpu.uuid]
 
 
-def test_two_samplers_share_a_driver_that_hangs(clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_two_samplers_share_a_driver_that_hangs(clock, gpu, fake_nvml):
     first, second = Driven(clock, deadline_seconds=0.05), Driven(clock, deadline_seconds=0.05)
     fake_nvml.hang("nvmlDeviceGetPowerUsage")
     before = set(threading.enumerate())
@@ -621,10 +461,8 @@ def test_two_samplers_share_a_driver_that_hangs(clock: FakeClock, gpu: FakeGpu, 
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUtilizationRates"])
-def test_an_error_that_is_none_of_nvmls_leaves_the_host(
-    function: str, clock: FakeClock, gpu: FakeGpu, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails() -> None:
+def test_an_error_that_is_none_of_nvmls_leaves_the_host(function, clock, gpu, fake_nvml, caplog):
+    def fails():
         raise TypeError("no such argument")
 
     fake_nvml._trouble(function, None, 1, fails)
@@ -640,22 +478,13 @@ def test_an_error_that_is_none_of_nvmls_leaves_the_host(
     ("options", "error"),
     [
         ({"interval_seconds": 0}, ValueError),
-        ({"interval_seconds": -1.0}, ValueError),
-        ({"interval_seconds": float("nan")}, ValueError),
-        ({"interval_seconds": float("inf")}, ValueError),
-        ({"interval_seconds": "1"}, TypeError),
-        ({"interval_seconds": None}, TypeError),
-        ({"interval_seconds": True}, TypeError),
         ({"deadline_seconds": 0}, ValueError),
         ({"keep": 0}, ValueError),
-        ({"keep": -1}, ValueError),
         ({"keep": 1.5}, TypeError),
-        ({"keep": True}, TypeError),
-        ({"keep": None}, TypeError),
         ({"on_sample": 3}, TypeError),
     ],
 )
-def test_wrong_arguments(options: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_arguments(options, error):
     (name,) = options
     with pytest.raises(error, match=rf"Expected {name} to be .*Received: "):
         GpuSampler(**options)

@@ -89,11 +89,6 @@ def random_batches(rank):
         yield X[numbers], numbers
 
 
-def permuted(rank):
-    """The numbers in an order of the worker's own."""
-    return np.random.default_rng(rank).permutation(NUMBERS)
-
-
 def files(folder, sizes=(10, 44, 10)):
     """The examples in files of unlike sizes."""
     numbers, names = iter(NUMBERS), []
@@ -221,7 +216,6 @@ WRONG = {
     "shuffled with own seeds": (fits(lambda rank: slices().shuffle(64, seed=rank + 1).batch(BATCH)), "shuffle with"),
     "shuffled without a seed": (_no_seed, "shuffle with"),
     "fit's shuffle with own seeds": (_seeds, "fit's shuffle with the seed(0) in worker 0"),
-    "arrays in own orders": (fits(lambda rank: (X[permuted(rank)], permuted(rank))), "other examples in worker 1"),
     "PyDataset in threads": (fits(lambda rank: Batches(workers=2)), "workers > 1"),
     "finite generator": (fits(lambda rank: generator(passes=8), epochs=1), "Expected 512 examples"),
     "files of unlike sizes": (_files, "Expected 64 examples"),
@@ -229,14 +223,9 @@ WRONG = {
     "own files": (_own_files, "other examples in worker 1"),
     "other steps": (fits(lambda rank: batches(NUMBERS[: 32 + 32 * rank])), "2 in worker 0, 4 in worker 1"),
     "pipeline, sharded arrays": (pipeline(lambda rank, _: arrays(NUMBERS[rank::2])), "build_pipeline to get the same"),
-    "pipeline, arrays in own orders": (pipeline(lambda rank, _: arrays(permuted(rank))), "other examples in worker 1"),
     "pipeline, sharded dataset": (
         pipeline(lambda rank, _: slices().shard(2, rank)),
         "build_pipeline to get the same source in all workers",
-    ),
-    "pipeline, sharded generator": (
-        pipeline(lambda rank, _: generated(NUMBERS[rank::2])),
-        "other examples in worker 1",
     ),
     "pipeline, unlike sizes": (
         pipeline(lambda rank, _: arrays(NUMBERS[: 62 + rank]), remainder="keep"),
@@ -245,10 +234,6 @@ WRONG = {
     "pipeline, other steps": (
         pipeline(lambda rank, _: arrays(NUMBERS[: 32 + 32 * rank])),
         "pass build_pipeline the same whole source",
-    ),
-    "pipeline, own files": (
-        pipeline(lambda rank, folder: records(files(folder, (22, 20, 22))[rank:][:2]), transform=parsed),
-        "other examples in worker 1",
     ),
     "pipeline, files in own orders": (
         pipeline(lambda rank, folder: records(files(folder)[:: 1 - 2 * rank]), transform=parsed),
@@ -388,17 +373,13 @@ HEALTHY = {
     "pipeline of a generator, not shuffled": pipeline(lambda *_: generated(), shuffle=False),
 }
 
-# Those that the default run of the tests looks at.
-QUICK = [
+# Of the slow tests: each thing that is looked at in wrong data, each kind of healthy data, each way to train.
+FEW = [
     "dataset sharded",
     "OFF",
     "files of unlike sizes",
-    "pipeline, sharded arrays",
     "arrays, shuffled",
     "pipeline, uneven tail",
-]
-# Of the slow tests: each thing that is looked at in wrong data, each kind of healthy data, each way to train.
-FEW = [
     "batches sharded",
     "taken",
     "arrays of unlike sizes",

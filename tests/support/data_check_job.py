@@ -1,4 +1,4 @@
-"""Trains cases in each process of a cluster: python data_check_job.py FOLDER quick|few|rest
+"""Trains cases in each process of a cluster: python data_check_job.py FOLDER few|rest
 
 Each process writes into FOLDER what each wrong case was refused with, and the weights and examples of each healthy one;
 some of both also trained without the check.
@@ -40,10 +40,10 @@ def main():
     logging.getLogger("tfopt").addFilter(lambda record: logged.append(record.getMessage()) or False)
     strategy = distribute.strategy("auto")
     rank = distribute.resolve().index
-    from data_check_cases import COMPARED, FEW, HEALTHY, QUICK, SHOWN, WRONG
+    from data_check_cases import COMPARED, FEW, HEALTHY, SHOWN, WRONG
 
     cases = {name: case for name, (case, _) in WRONG.items()} | HEALTHY
-    chosen = {"quick": QUICK, "few": FEW, "rest": [name for name in cases if name not in FEW]}[which]
+    chosen = [name for name in cases if (name in FEW) == (which == "few")]
     found = {"checked": {}, "without": {}}
     for name in chosen:
         logged.clear()
@@ -51,7 +51,7 @@ def main():
         found["checked"][name]["warned"] = [*logged]
     DATA_CHECK.remove()
     for name in chosen:
-        if which != "quick" and name in SHOWN + COMPARED:
+        if name in SHOWN + COMPARED:
             found["without"][name] = outcome(strategy, cases[name], rank, folder / f"{rank} without {name}")
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

@@ -189,11 +189,11 @@ OF_WORKERS = [
     "overflow in the second",
 ]
 
-# For the quick run: evaluation and prediction, most repairs, and float16.
-QUICK = ["one example left", "accumulation, adam, clipping, leftovers", "overflow in the second"]
 # For the slow tests: each repair, each way to train, and what only several processes or one alone would get wrong.
 FEW = {
     "here": [
+        "one example left",
+        "accumulation, adam, clipping, leftovers",
         "batch norm, one example left",
         "accumulation, schedule",
         "filtered, adam",
@@ -209,6 +209,9 @@ FEW = {
         "overflow in the second",
     ],
     "workers": [
+        "one example left",
+        "accumulation, adam, clipping, leftovers",
+        "overflow in the second",
         "batch norm, one example left",
         "filtered, adam",
         "mean with sample weight",
@@ -249,8 +252,6 @@ STOCK = {
 
 def in_share(share, where, names):
     """Returns those of the names that a share trains in a place."""
-    if share == "quick":
-        return QUICK
     return [name for name in names if (name in FEW[where]) == (share == "few")]
 
 

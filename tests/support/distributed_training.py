@@ -1,9 +1,9 @@
 """Trains the cases and writes their outcomes.
 
-    python distributed_training.py FOLDER here|workers|alone quick|few|rest
+    python distributed_training.py FOLDER here|workers|alone few|rest
 
 "here" trains on one device and on two logical ones; "workers", in the processes of a cluster; "alone", as a script on
-one device does. With "few" and "rest", they also train on plain Keras; with "few", the first two also by hand.
+one device does. They also train on plain Keras; with "few", the first two also by hand.
 """
 
 import itertools
@@ -39,12 +39,10 @@ def main():
     strategy = distribute.strategy("auto")
     from distributed_cases import FEW, OF_WORKERS, REFUSED, SAME, STOCK, in_share, trained_by_hand
 
-    found = {}
-    if share != "quick":
-        repaired = [name for name, state in repairs.status().states.items() if state == "repaired"]
-        repairs.remove()
-        found["stock"] = outcomes(in_share(share, where, STOCK[where]), strategy)
-        repairs.install(*repaired)
+    repaired = [name for name, state in repairs.status().states.items() if state == "repaired"]
+    repairs.remove()
+    found = {"stock": outcomes(in_share(share, where, STOCK[where]), strategy)}
+    repairs.install(*repaired)
     found["repaired"] = outcomes(in_share(share, where, SAME if where == "here" else OF_WORKERS), strategy)
     if where == "here":
         # Also those that the others train of this share, to compare.

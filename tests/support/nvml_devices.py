@@ -51,7 +51,7 @@ CLOCKS = {
 # fmt: on
 
 
-def machine(name: str) -> tuple[list[FakeGpu], str]:
+def machine(name):
     """The GPUs of a machine with this device, and the device's UUID."""
     column = DEVICES.index(name)
     device = FakeGpu(

@@ -1,46 +1,11 @@
-"""One small model that fits with a UtilizationLogger, which waits for the samplers' readings."""
+"""Fits and epochs that wait for the readings of a UtilizationLogger's sampler."""
 
 import json
 import threading
 
 import keras
-import numpy as np
-import pytest
-from models import state
 
 INTERVAL = 0.01
-STEPS = 3
-EXAMPLES = 20  # in batches of 8, 8 and 4
-_random = np.random.default_rng(0)
-X, Y = _random.normal(size=(EXAMPLES, 4)).astype("float32"), _random.normal(size=(EXAMPLES, 1)).astype("float32")
-
-
-class Net:
-    """One model, which is compiled once and starts each fit from the same state."""
-
-    def __init__(self):
-        keras.utils.set_random_seed(1)
-        self.model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-        self.model.compile("adam", "mse", jit_compile=False)
-        self.model.optimizer.build(self.model.trainable_variables)
-        self.start = [(variable, variable.numpy()) for variable in self._variables()]
-
-    def _variables(self):
-        return [*self.model.variables, *self.model.optimizer.variables]
-
-    def fit(self, *callbacks, epochs=2, **options):
-        for variable, value in self.start:
-            variable.assign(value)
-        options = {"verbose": 0, "shuffle": False, "batch_size": 8} | options
-        return self.model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options).history
-
-    def state(self):
-        return state(self.model)
-
-
-@pytest.fixture(scope="module")
-def net():
-    return Net()
 
 
 class Slow(keras.callbacks.Callback):
@@ -88,7 +53,3 @@ def lines(file):
 
 def samplers():
     return [thread for thread in threading.enumerate() if thread.name == "tfopt-sampler"]
-
-
-def warnings_of(caplog):
-    return [record.message for record in caplog.records if record.name == "tfopt"]

@@ -53,15 +53,21 @@ class Workers:
 
     def start(self, addresses, index, action="", *, deadline=30, **seconds):
         """Starts one, which runs `action` after the start. `seconds` change the intervals: DEAF=2."""
-        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in (_QUICK | seconds).items()}
-        environ = os.environ | times | {self._mark: "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+        command = ["-c", _WORKER, json.dumps([addresses, index, deadline]), action]
+        return self._start(index, command, _QUICK | seconds, PYTHONUNBUFFERED="")
+
+    def start_training(self, addresses, index, *command, **seconds):
+        """Starts one that runs a script, which finds its place in TF_CONFIG."""
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        return self._start(index, command, seconds, TF_CONFIG=json.dumps(config))
+
+    def _start(self, index, command, seconds, **environ):
+        times = {f"TFOPT_WATCH_{name}_SECONDS": str(value) for name, value in seconds.items()}
+        environ |= {self._mark: "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         # Files, unlike pipes, never fill up and block nobody.
         with self._file(index, "stdout").open("wb") as out, self._file(index, "stderr").open("wb") as err:
             self.processes[index] = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, json.dumps([addresses, index, deadline]), action],
-                env=environ,
-                stdout=out,
-                stderr=err,
+                [sys.executable, *command], env=os.environ | times | environ, stdout=out, stderr=err
             )
         return self.processes[index]
 

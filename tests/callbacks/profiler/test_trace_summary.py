@@ -181,28 +181,13 @@ def test_it_reads_well(folder, recorded):
     )
 
 
-def test_it_is_json(folder, recorded):
-    recorded()
-    summary = summarize_trace(folder)
-    assert json.loads(json.dumps(summary.to_dict())) == summary.to_dict()
-    assert summary.to_dict()["operations"][1]["kind"] == "MatMul"
-
-
 def test_without_xprof_it_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "xprof.convert.raw_to_tool_data", None)
     with pytest.raises(UnsupportedError, match=r"Expected the package xprof.* pip install 'tfopt\[profile\]'"):
         summarize_trace(folder)
 
 
-def test_a_trace_that_cannot_be_read(folder, monkeypatch):
-    replace(monkeypatch, lambda paths, tool, options: (None, "application/json"))
-    with pytest.raises(
-        UnsupportedError, match=r"Expected a trace that XProf can read in .*\. Found .* Record it again"
-    ):
-        summarize_trace(folder)
-
-
-@pytest.mark.parametrize("text", [b"", b"{", RuntimeError("Error parsing message")])
+@pytest.mark.parametrize("text", [None, b"", b"{", RuntimeError("Error parsing message")])
 def test_whatever_xprof_makes_of_a_trace_it_is_named(folder, monkeypatch, text):
     def tool_data(paths, tool, options):
         if isinstance(text, Exception):
@@ -210,11 +195,14 @@ def test_whatever_xprof_makes_of_a_trace_it_is_named(folder, monkeypatch, text):
         return text, "application/json"
 
     replace(monkeypatch, tool_data)
-    with pytest.raises(UnsupportedError, match=r"host\.xplane\.pb\. Found that its tool input_pipeline_analyzer "):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"that XProf can read in .*\. Found that its tool .* Record it again",
+    ):
         summarize_trace(folder)
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0, 0.5])
 def test_a_trace_that_a_full_disk_cut_off(tmp_path, share):
     pytest.importorskip("xprof")
     path = tmp_path / "host.xplane.pb"
@@ -229,13 +217,6 @@ def test_a_trace_that_a_full_disk_cut_off(tmp_path, share):
 def test_a_folder_without_a_trace(tmp_path, name):
     with pytest.raises(ValueError, match=r"Expected a folder with a trace .* Received: .* Name the folder of one"):
         summarize_trace(tmp_path / name)
-
-
-def test_xprof_refuses_what_is_no_trace(tmp_path):
-    pytest.importorskip("xprof")
-    (tmp_path / "host.xplane.pb").write_bytes(b"garbage" * 100)
-    with pytest.raises(UnsupportedError, match="Expected a trace that XProf can read"):
-        summarize_trace(tmp_path)
 
 
 @pytest.mark.parametrize(("steps", "counted"), first_quick([(5, 5), (1, 1), (6, 4), (8, 6)]))
@@ -345,15 +326,3 @@ def test_xprof_reads_the_steps_where_these_hold_loops(tmp_path, make, monkeypatc
     # As TensorFlow wrote it.
     monkeypatch.setattr(trace_module, "_hide_loops", lambda path: None)
     assert steps("stock") == 0
-
-
-@pytest.mark.slow
-def test_xprof_reads_no_steps_from_keras_own_profile(tmp_path):
-    pytest.importorskip("xprof")
-    pytest.importorskip("tensorboard")
-    callback = keras.callbacks.TensorBoard(tmp_path, profile_batch=(3, 7), write_graph=False)
-    tiny_model().fit(batches(12), verbose=0, shuffle=False, callbacks=[callback])
-    (folder,) = tmp_path.glob("train/plugins/profile/*/")
-    summary = summarize_trace(folder)
-    assert (summary.steps, summary.step_time_ms, summary.input_percent) == (0, None, None)
-    assert len(summary.operations) == 10

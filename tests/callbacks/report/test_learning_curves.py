@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tfopt.callbacks.report.learning_curves import Epoch, curves, in_pairs, is_quality, lost_since
+from tfopt.callbacks.report.learning_curves import Epoch, curves, lost_since
 from tfopt.callbacks.report.timeline import Timeline
 
 
@@ -107,10 +107,3 @@ def test_many_metrics_leave_some_to_the_table():
 def test_names_with_markup_come_through_as_text():
     markup, _ = drawn(epochs(9, **{"<b>": lambda at: 1.0}))
     assert panels(markup)[0][0] == "&lt;b&gt;"
-
-
-def test_keys_in_pairs():
-    keys = ["accuracy", "learning_rate", "loss", "mae", "val_auc", "val_loss", "val_mae", "gpu_power_watts"]
-    assert in_pairs(keys) == ["loss", "val_loss", "accuracy", "mae", "val_mae", "val_auc", "learning_rate"]
-    assert in_pairs([]) == []
-    assert not [key for key in ("step_time_ms", "loss_scale", "xla_compilations", "eta_seconds") if is_quality(key)]

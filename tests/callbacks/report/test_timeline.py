@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfopt.callbacks.report.timeline import POINTS, BoundedList, Event, Point, Series, Timeline
+from tfopt.callbacks.report.timeline import POINTS, BoundedList, Point, Series
 
 
 def series(values, points=POINTS, every=1.0):
@@ -14,14 +14,6 @@ def series(values, points=POINTS, every=1.0):
     for number, value in enumerate(values):
         found.add(number * every, value)
     return found
-
-
-def test_few_readings_are_kept_as_they_are():
-    assert series([1.0, None, 3.0]).points == [
-        Point(0, 0, 1, 1, 1, 1),
-        Point(1, 1, None, None, None, 0),
-        Point(2, 2, 3, 3, 3, 1),
-    ]
 
 
 def test_a_full_series_joins_neighbours_and_keeps_their_extremes():
@@ -126,25 +118,3 @@ def test_kept_things_lie_evenly_with_the_first_and_the_last():
     few.add("a")
     assert (few.items, few.every) == (["a"], 1)
     assert BoundedList().items == []
-
-
-def test_what_is_never_known_has_no_series():
-    timeline = Timeline()
-    timeline.add("sm_active_percent", 0, 1.0, None)
-    timeline.add("gpu_power_watts", 0, 1.0, 600.0)
-    timeline.add("gpu_power_watts", 0, 2.0, None)
-    assert not timeline.series["sm_active_percent"]
-    assert len(timeline.series["gpu_power_watts"][0]) == 2
-
-
-def test_a_copy_of_a_timeline():
-    timeline = Timeline()
-    timeline.add("gpu_power_watts", 0, 1.0, 600.0)
-    timeline.add("host_cpu_percent", None, 9.0, 50.0)
-    timeline.events["alert"].add(Event(2.0, "cold"))
-    copied = timeline.copy(until=5.0)
-    timeline.add("gpu_power_watts", 0, 2.0, 700.0)
-    timeline.events["alert"].add(Event(3.0, "hot"))
-    assert copied.series["gpu_power_watts"][0].mean() == 600.0
-    assert copied.series["host_cpu_percent"] == {}
-    assert [event.text for event in copied.events["alert"].items] == ["cold"]

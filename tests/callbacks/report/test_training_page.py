@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tfopt.callbacks.report.timeline import BoundedList, Event, Series, Timeline
-from tfopt.callbacks.report.training_charts import QUANTITIES, chart
+from tfopt.callbacks.report.training_charts import chart
 from tfopt.callbacks.report.training_page import Epoch, Record, readings_since, report
-from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS
 from tfopt.causes.between_gpus import Replicas
-from tfopt.hardware import GpuSample
 
 BUSY = {"gpu_utilization_percent": 97, "input_wait_percent": 2, "sm_active_percent": 80, "tensor_active_percent": 30}
 ENVIRONMENT = {
@@ -52,41 +50,8 @@ def test_the_means_of_each_gpu():
     assert (found.throttled_percent, found.host_cpu_percent, found.input_wait_percent) == (50.0, 7.0, None)
 
 
-def test_the_verdict_compares_the_gpus():
-    """GPU:3 is throttled and does another process's work; or but one GPU is used."""
-    slow = {
-        "gpu_utilization_percent": [99] * 8,
-        "sm_clock_mhz": [1980, 1980, 1980, 990, 1980, 1980, 1980, 1980],
-        "throttled_percent": [0, 0, 0, 60, 0, 0, 0, 0],
-    }
-    read = Timeline()
-    for at in range(100):
-        for name, values in slow.items():
-            for device, value in enumerate(values):
-                read.add(name, device, float(at), value)
-    page = text_of(report(replace(record(read), replicas=Replicas(8, 8, "MirroredStrategy"))))
-    assert "but the other GPUs wait for GPU:3, whose clock is 990 MHz (the others" in page
-    assert "It is throttled by heat or power" in page
-    alone = timeline(gpus=8, gpu_utilization_percent=[90, *[0] * 7], input_wait_percent=1)
-    page = text_of(report(replace(record(alone), replicas=Replicas(1, 1))))
-    assert "1 of 8 visible GPUs at work (GPU:0), GPU:1 to GPU:7 idle" in page
-    assert "The GPU was busy 90 % of the time" in page
-
-
 def text_of(markup):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", markup.replace("<wbr>", "")).replace("\u00a0", " "))
-
-
-def test_a_panel_for_each_known_quantity_in_its_unit():
-    read = timeline(gpu_power_watts=600, process_memory_mib=2048, step_time_ms=38.5)
-    markup = chart(read, seconds=100.0, epoch_ends=[], step_time_ms=38.5)
-    assert re.findall(r'class="quantity"><strong>(.*?)<', markup) == ["Step time", "Power", "Memory"]
-    found = text_of(markup)
-    assert "mean 2.00 GiB" in found
-    assert ">2.0\u00a0GiB</text>" in markup.split("Memory")[-1], "its axis too"
-    assert re.findall(r'class="group">(.*?)<', markup) == ["Pace", "GPUs", "Host"]
-    assert "median 38.5 ms" in found
-    assert chart(Timeline(), seconds=1.0, epoch_ends=[]) is None
 
 
 def test_what_is_always_zero_is_no_panel():
@@ -312,10 +277,3 @@ def test_a_training_that_ended_at_once():
     assert "Nothing was read: the training ended before the first sample." in page
     assert "Epochs No epoch has ended." in page
     assert "0 epochs in" in page
-
-
-def test_quantities_are_those_that_are_read():
-    traffic = {f"{name}_mib_per_second" for name in ("nvlink", "pcie", "host_network")}
-    made = {*traffic, "gpu_energy_kwh", "throttled_percent"}
-    names = {quantity.name for group in QUANTITIES.values() for quantity in group}
-    assert names <= {*GpuSample.__dataclass_fields__, *THROUGHPUT_KEYS, *made}

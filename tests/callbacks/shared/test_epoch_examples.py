@@ -1,3 +1,5 @@
+"""Examples of an epoch where its loss tracker tells less than all. ThroughputLogger's tests: what it is used for."""
+
 from types import SimpleNamespace
 
 import keras
@@ -11,11 +13,11 @@ X = np.ones((20, 2), "float32")
 
 
 class Counts(keras.callbacks.Callback):
-    """What EpochExamples says of each epoch, and when it had the tracker read."""
+    """What EpochExamples says of each epoch."""
 
     def on_train_begin(self, logs=None):
         self.examples = EpochExamples(self.model)
-        self.found, self.looks = [], []
+        self.found = []
 
     def on_epoch_begin(self, epoch, logs=None):
         self.examples.start(self.params.get("steps"))
@@ -23,88 +25,36 @@ class Counts(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.done = batch + 1
         if batch >= self.examples.due:
-            self.looks.append(batch)
             self.examples.look(batch)
-
-    def on_test_begin(self, logs=None):
-        self.examples.look_before_validation(self.done)
 
     def on_epoch_end(self, epoch, logs=None):
         self.found.append(self.examples.examples(self.done))
 
 
-@pytest.fixture(scope="module")
-def net():
+def found(*callbacks, steps=1, data=None, epochs=1):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    return model
-
-
-def fit(net, *callbacks, **options):
+    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=steps)
+    data = data or tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(8)
     counts = Counts()
-    net.fit(X, X[:, :1], verbose=0, epochs=2, callbacks=[*callbacks, counts], **options)
-    return counts
+    model.fit(data, verbose=0, shuffle=False, epochs=epochs, callbacks=[*callbacks, counts])
+    return counts.found
 
 
-def fit_to(net, dataset, **options):
-    counts = Counts()
-    net.fit(dataset, shuffle=False, verbose=0, callbacks=[counts], **options)
-    return counts
-
-
-def test_a_smaller_last_batch_counts_as_it_is(net):
-    counts = fit(net, batch_size=8)
-    assert counts.found == [20.0, 20.0]
-    assert counts.looks == [0, 2, 2]  # the first step, and each epoch's last one
-
-
-def test_validation_does_no_harm(net):
-    assert fit(net, batch_size=8, validation_data=(X[:3], X[:3, :1])).found == [20.0, 20.0]
-
-
-def test_an_evaluation_by_another_callback_does_no_harm(net):
-    class Evaluates(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.evaluate(X[:5], X[:5, :1], verbose=0)
-
-    assert fit(net, Evaluates(), batch_size=8).found == [20.0, 20.0]
-
-
-def test_a_reset_in_the_middle_counts_whole_batches(net):
+def test_a_reset_in_the_middle_counts_whole_batches():
     class Resets(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 1:
                 self.model.reset_metrics()
 
-    assert fit(net, Resets(), batch_size=8).found == [24.0, 24.0]
+    assert found(Resets(), epochs=2) == [24.0, 24.0]
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras', at the end of any such dataset
-def test_an_unknown_number_of_steps(net):
+def test_data_that_ends_within_an_execution():
+    assert found(steps=4) == [20.0]
     unknown = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(8).filter(lambda *_: True)
-    counts = Counts()
-    net.fit(unknown, shuffle=False, verbose=0, callbacks=[counts])
-    assert counts.found == [20.0]
-    assert counts.looks == [0]
-    assert fit_to(net, unknown, validation_data=unknown.take(1)).found == [20.0]
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("steps", [2, 4])
-def test_data_that_ends_within_an_execution(steps):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=steps)
-    known = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(8)
-    assert fit_to(model, known).found == [20.0]
-    if steps == 2:  # the first execution tells the batches' size only if it is whole
-        assert fit_to(model, known.filter(lambda *_: True)).found == [20.0]
-
-
-def test_a_model_that_counts_none():
-    examples = EpochExamples(object())
-    examples.start(1)
-    examples.look(0)
-    assert examples.examples(1) is None
+    # The first execution tells the batches' size only if it is whole.
+    assert found(steps=2, data=unknown) == [20.0]
 
 
 def test_only_this_workers_replicas_are_read():

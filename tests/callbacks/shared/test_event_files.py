@@ -6,7 +6,6 @@ import pytest
 from tfopt.callbacks import UtilizationLogger
 from tfopt.callbacks.shared import rotated_files as event_files
 from tfopt.callbacks.shared.rotated_files import EventFile
-from tfopt.callbacks.shared.row_files import check_formats
 from tfopt.errors import UnsupportedError
 
 
@@ -92,7 +91,3 @@ def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UnsupportedError, match=r"pip install 'tfopt\[tensorboard\]'"):
         UtilizationLogger(tmp_path, formats=("csv", "tensorboard"))
-
-
-def test_tensorboard_that_is_installed(read):
-    assert check_formats(["csv", "tensorboard", "csv"]) == ("csv", "tensorboard")

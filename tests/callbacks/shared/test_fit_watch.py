@@ -1,6 +1,5 @@
 """A callback ends with its fit: also if somebody keeps the exception, and never before."""
 
-import asyncio
 import gc
 import threading
 import time
@@ -91,15 +90,7 @@ def test_three_interrupted_fits_of_all_callbacks_leave_no_thread(tmp_path, fake_
         time.sleep(0.05)
     assert left == set()
     assert [(tmp_path / f"{number}.html").exists() for number in range(3)] == [True] * 3
-
-
-@pytest.mark.slow
-def test_a_fit_with_validation_in_any_thread_is_left_alone():
-    for run in (lambda body: body(), lambda body: [t := threading.Thread(target=body), t.start(), t.join()]):
-        ends, histories = Ends(), []
-        run(lambda ends=ends, histories=histories: histories.append(fit(ends, validation_split=0.5, epochs=2)))
-        assert len(histories[0].epoch) == 2
-        assert ends.ended == [1]
+    assert len(fit(*callbacks, model=model, epochs=2).epoch) == 2, "they can run again"
 
 
 def test_a_fit_within_a_fit_ends_alone():
@@ -147,17 +138,6 @@ def in_a_generator(ends):
         ends.look()
 
 
-def in_a_coroutine(ends):
-    async def train():
-        callbacks = keras.callbacks.CallbackList([ends])
-        callbacks.on_train_begin()
-        for _ in steps(callbacks):
-            await asyncio.sleep(0.01)
-        callbacks.on_train_end()
-
-    asyncio.run(train())
-
-
 def in_a_list_of_a_subclass(ends):
     class List(keras.callbacks.CallbackList):
         def on_train_begin(self, logs=None):
@@ -169,7 +149,7 @@ def in_a_list_of_a_subclass(ends):
         pass
 
 
-@pytest.mark.parametrize("loop", [in_a_helper, in_a_generator, in_a_coroutine, in_a_list_of_a_subclass])
+@pytest.mark.parametrize("loop", [in_a_helper, in_a_generator, in_a_list_of_a_subclass])
 def test_loops_of_ones_own_are_left_alone(loop):
     ends = Ends()
     loop(ends)

@@ -1,19 +1,27 @@
 """Whoever uses readings finds their source in fit's list, or adds it."""
 
 import copy
+import dataclasses
 import gc
+import math
 import pickle
+from fractions import Fraction
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from models import batch, small_net
 
 from tfopt.callbacks import ThroughputLogger
-from tfopt.callbacks.shared.reading_sources import Listeners, find_source
+from tfopt.callbacks.shared.reading_sources import THROUGHPUT_KEYS, Listeners, find_source, finite
+from tfopt.callbacks.shared.running_fit import Callback
+from tfopt.causes.readings import GPU_KEYS, HOST_KEYS
+from tfopt.hardware import GpuSample
 from tfopt.warn import forget_warnings
 
 
-class User(keras.callbacks.Callback):
+class User(Callback):
     """Asks for a ThroughputLogger, and keeps what it is told."""
 
     def __init__(self):
@@ -49,6 +57,7 @@ def test_without_one_it_is_added_and_leaves_no_trace(tmp_path):
     history = fit(one, other, keras.callbacks.CSVLogger(tmp_path / "log.csv"))
     assert one.source is other.source
     assert one.told == other.told != []
+    assert {"epoch", "step", *THROUGHPUT_KEYS} <= set(one.told[0])
     assert "step_time_ms" not in history
     assert "step_time_ms" not in (tmp_path / "log.csv").read_text()
 
@@ -94,3 +103,21 @@ def test_listeners_are_told_once_and_not_kept_alive():
     gc.collect()
     listeners("c")  # nobody is left
     assert copy.deepcopy(listeners)._methods == pickle.loads(pickle.dumps(listeners))._methods == ()
+
+
+def test_every_number_of_a_sample_has_its_place():
+    other = {"time_seconds", "elapsed_seconds", "index", "uuid", "throttle_reasons"}
+    assert {*GPU_KEYS, *HOST_KEYS} | other == {field.name for field in dataclasses.fields(GpuSample)}
+
+
+def test_finite_numbers():
+    values = {"int": 1, "float": 0.5, "numpy": np.float32(0.25), "nan": math.nan, "inf": -math.inf, "text": "1"}
+    assert finite({**values, "none": None, "list": [1], "tensor": tf.constant(1.0)}) == {
+        "int": 1.0,
+        "float": 0.5,
+        "numpy": 0.25,
+    }
+
+
+def test_numbers_beyond_floats_and_names_that_are_no_texts():
+    assert finite({"huge": 10**400, "share": Fraction(10**400, 3), 7: 1, ("a", 1): 2}) == {"7": 1.0, "('a', 1)": 2.0}

@@ -12,12 +12,13 @@ from watched_fit import fit, shared_net
 
 from tfopt.callbacks import LossScaleLogger, ThroughputLogger, UtilizationLogger
 from tfopt.callbacks.shared.run import COORDINATES, Run, begin_run
+from tfopt.callbacks.shared.running_fit import Callback
 from tfopt.hardware import GpuSampler
 from tfopt.hardware.gpu_reader import GpuReader
 from tfopt.hardware.host_activity import HostMeter
 
 
-class Begins(keras.callbacks.Callback):
+class Begins(Callback):
     def on_train_begin(self, logs=None):
         self.run = begin_run(self)
 

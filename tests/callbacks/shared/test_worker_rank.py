@@ -43,17 +43,13 @@ def test_rank(given, expected, caplog):
     [
         "{",
         "[]",
-        "7",
-        '"text"',
         '{"cluster": [1]}',
         '{"cluster": {"worker": ["a:1", "b:1"]}}',
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {}}',
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "x"}}',
-        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": null}}',
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1e999}}',
         '{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"worker": 2}, "task": {"type": "worker", "index": 0}}',
         pytest.param("[" * 100_000, id="deep"),
     ],
 )

@@ -233,19 +233,6 @@ def test_a_step_that_compiles_anew_waits_for_no_input():
     assert history["input_wait_percent"][0] < 45
 
 
-@pytest.mark.slow
-def test_more_steps_than_tf_data_keeps_gaps_of():
-    class Slows(Works):
-        def on_train_batch_end(self, step, logs=None):
-            if step < 130:
-                super().on_train_batch_end(step)
-
-    data = slow_input(0.004, batches=260)
-    history = tiny_net().fit(data, verbose=0, shuffle=False, callbacks=[ThroughputLogger(), Slows(0.008)]).history
-    # No wait in the first half, which takes two thirds of the time; then waiting, less what a step of the model takes.
-    assert 5 < history["input_wait_percent"][0] < 60
-
-
 @pytest.mark.parametrize("why", ["steps_per_execution", "autotuning", "eager", "few steps"])
 def test_where_it_is_unknown_it_is_absent(tmp_path, why):
     data = dataset(40 if why == "few steps" else 80, 8)

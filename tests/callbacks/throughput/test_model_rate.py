@@ -141,17 +141,6 @@ def test_each_fit_counts_the_step_on_its_own_batches(options):
 
 
 @pytest.mark.slow
-def test_an_overlapped_fit():
-    model, logger = Whole(), ThroughputLogger()
-    model.compile("sgd", "mse", jit_compile=False)
-    tfopt_fit.overlap(model)
-    try:
-        assert trained(model, logger, 7, 5, 7) == of_length(7)
-    finally:
-        tfopt_fit.undo(model)
-
-
-@pytest.mark.slow
 def test_a_step_that_other_callbacks_wrap():
     model = net()
     model.compile("sgd", "mse", jit_compile=False)

@@ -1,20 +1,14 @@
 """An error in one of two processes is one in both: neither waits for the other."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-SCRIPT = str(Path(__file__).parents[2] / "support" / "agreeing_job.py")
+from trained_apart import ended, start
 
 
 @pytest.mark.slow
 def test_an_error_in_one_worker_is_one_in_all(tmp_path):
-    command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", SCRIPT, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    ended(start("agreeing_job.py", tmp_path, workers=2))
     other, own = (json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2))
     assert own["tfopt's"] == ["PipelineError", "planted"]
     assert other["tfopt's"][0] == "PipelineError"

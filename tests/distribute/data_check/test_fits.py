@@ -1,54 +1,22 @@
 """`fit` in two processes: data that would be left out or trained on twice is refused; all else trains as before."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from data_check_cases import COMPARED, FEW, HEALTHY, QUICK, SHOWN, WRONG
+from data_check_cases import COMPARED, FEW, HEALTHY, SHOWN, WRONG
 from quick import in_shares
-
-SCRIPT = str(Path(__file__).parents[2] / "support" / "data_check_job.py")
+from trained_apart import ended, start
 
 # Those that say something of data that may be healthy.
 WARNED = {"sharded, endless, steps": "shard(2, 0) in worker 0", "files of unlike sizes, batches mapped": "Found: 52"}
 
 
-def run(folder, which):
-    """What each of two processes found."""
-    command = [sys.executable, "-m", "tfopt.distribute.launch", "-n", "2", SCRIPT, str(folder), which]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
-    return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
-
-
 @pytest.fixture(scope="module")
 def found(request, tmp_path_factory):
     """What a share of the cases came to in each of two processes."""
-    return run(tmp_path_factory.mktemp(request.param), request.param)
-
-
-def expect_refused(found, name):
-    refused, other = (each["checked"][name]["refused"] for each in found)
-    assert refused == other
-    assert WRONG[name][1] in refused
-    assert refused.startswith("Expected ")
-    assert "What to do: " in refused
-
-
-def expect_healthy(found, name):
-    one, other = (each["checked"][name] for each in found)
-    assert one["weights"] == other["weights"]
-    warned = " ".join(one["warned"])
-    assert WARNED[name] in warned if name in WARNED else not warned
-
-
-@pytest.mark.slow
-def test_a_few_of_both(tmp_path):
-    found = run(tmp_path, "quick")
-    for name in QUICK:
-        (expect_refused if name in WRONG else expect_healthy)(found, name)
+    folder = tmp_path_factory.mktemp(request.param)
+    ended(start("data_check_job.py", folder, request.param, workers=2))
+    return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
 def shared(names):
@@ -59,7 +27,11 @@ def shared(names):
 
 @shared(WRONG)
 def test_wrong_data_is_refused_by_name_in_all_workers(found, name):
-    expect_refused(found, name)
+    refused, other = (each["checked"][name]["refused"] for each in found)
+    assert refused == other
+    assert WRONG[name][1] in refused
+    assert refused.startswith("Expected ")
+    assert "What to do: " in refused
 
 
 @shared(SHOWN)
@@ -71,7 +43,10 @@ def test_without_the_check_some_examples_are_never_seen(found, name):
 
 @shared(HEALTHY)
 def test_healthy_data_is_not_refused(found, name):
-    expect_healthy(found, name)
+    one, other = (each["checked"][name] for each in found)
+    assert one["weights"] == other["weights"]
+    warned = " ".join(one["warned"])
+    assert WARNED[name] in warned if name in WARNED else not warned
 
 
 @shared(COMPARED)

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
@@ -48,7 +47,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=FORCE
 """
 
 
-def why_not() -> str:
+def why_not():
     """Why Slurm cannot be started here; empty if it can."""
     missing = [name for name in NEEDED if not shutil.which(name, path=_PATH)]
     if missing:
@@ -59,7 +58,7 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
+def two_nodes(folder):
     """Starts Slurm in a folder with a short path and yields the environment in which its commands find it."""
     environ = os.environ | {"PATH": _PATH, "SLURM_CONF": f"{folder}/slurm.conf", "SLURM_RESV_PORTS": "0"}
     (folder / "state").mkdir()
@@ -82,7 +81,7 @@ def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def _free_ports() -> list[int]:
+def _free_ports():
     """Three consecutive ports that nobody listens on."""
     for first in range(16000, 19000, 3):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -94,7 +93,7 @@ def _free_ports() -> list[int]:
 
 
 @contextlib.contextmanager
-def _named(line: str) -> Iterator[None]:
+def _named(line):
     with HOSTS.open("a") as file:
         file.write(line)
     try:
@@ -103,13 +102,13 @@ def _named(line: str) -> Iterator[None]:
         HOSTS.write_text(HOSTS.read_text().replace(line, ""))
 
 
-def _idle(environ: dict[str, str]) -> int:
+def _idle(environ):
     command = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
     answer = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE)
     return int(answer.stdout.strip() or 0)
 
 
-def _stop(folder: Path, environ: dict[str, str]) -> None:
+def _stop(folder, environ):
     """Ends the jobs, then the daemons."""
     with contextlib.suppress(subprocess.SubprocessError):
         subprocess.run(["scancel", "--user=root"], env=environ, timeout=DEADLINE)
@@ -122,7 +121,7 @@ def _stop(folder: Path, environ: dict[str, str]) -> None:
         _until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"process {pid}, of which {folder} tells, to end")
 
 
-def _until(reached, what: str) -> None:
+def _until(reached, what):
     due = time.monotonic() + DEADLINE
     while not reached():
         if time.monotonic() > due:

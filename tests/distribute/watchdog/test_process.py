@@ -245,12 +245,6 @@ class TestADeadlineForProgress:
             0,
         ]
 
-    @pytest.mark.slow
-    def test_a_stopped_worker_is_called_stopped(self, workers):
-        ended = workers.run(SLEEP, EPOCH_3 + "os.kill(os.getpid(), signal.SIGSTOP)", STOPPED=2, PROGRESS=3, KILL=5)
-        assert_lost(ended, 1, "has been stopped (SIGSTOP)")
-        assert ended[1].code == -9
-
 
 def test_a_second_call_returns_the_same_watch(workers):
     again = "assert Watch.start(types.SimpleNamespace(workers=tuple(workers), index=index)) is watch"

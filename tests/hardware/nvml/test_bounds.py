@@ -2,11 +2,10 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import pynvml
 import pytest
-from fake_nvml import GPM, OTHER_PROCESS, READING, FakeGpu, FakeNvml, mig_instance, tick
+from fake_nvml import GPM, OTHER_PROCESS, READING, FakeGpu, mig_instance, tick
 
 from tfopt.hardware import GpuSampler, gpus
 from tfopt.hardware.nvml import driver
@@ -16,7 +15,7 @@ from tfopt.hardware.nvml.gpu_reading import GPU_FIELDS
 MIB = 2**20
 
 
-def test_every_number_has_its_bounds() -> None:
+def test_every_number_has_its_bounds():
     assert BOUNDS.keys() | {"throttle_reasons"} == set(GPU_FIELDS)
 
 
@@ -45,9 +44,7 @@ def test_every_number_has_its_bounds() -> None:
         ("ecc_errors", 2**64 - 2, "gpu_ecc_uncorrected_errors"),
     ],
 )
-def test_garbage_is_unknown_and_said_once(
-    attribute: str, value: Any, field: str, fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_garbage_is_unknown_and_said_once(attribute, value, field, fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(3)]
     for gpu in fake_nvml.gpus[:2]:
         setattr(gpu, attribute, value)
@@ -78,9 +75,7 @@ def test_garbage_is_unknown_and_said_once(
         ("ecc_errors", 12, {"gpu_ecc_uncorrected_errors": 12}),
     ],
 )
-def test_what_can_be_true_passes(
-    attribute: str, value: int, expected: dict[str, Any], gpu: FakeGpu, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_can_be_true_passes(attribute, value, expected, gpu, caplog):
     setattr(gpu, attribute, value)
     reading = driver.door().read(gpu.uuid)
     (field,) = expected
@@ -91,26 +86,26 @@ def test_what_can_be_true_passes(
     assert not caplog.records
 
 
-def test_a_temperature_below_zero_passes_where_the_driver_has_a_sign(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_temperature_below_zero_passes_where_the_driver_has_a_sign(gpu, fake_nvml):
     fake_nvml.lacks.add("nvmlDeviceGetTemperature")
     gpu.temperature = -10
     assert driver.door().read(gpu.uuid) == replace(READING, gpu_temperature_celsius=-10)
 
 
-def test_no_memory_of_its_own_and_none_used_is_unknown(gpu: FakeGpu) -> None:
+def test_no_memory_of_its_own_and_none_used_is_unknown(gpu):
     gpu.memory_used = gpu.memory_total = 0
     reading = driver.door().read(gpu.uuid)
     assert reading == replace(READING, gpu_memory_used_mib=None, gpu_memory_total_mib=None)
 
 
-def test_the_list_of_gpus_has_no_impossible_memory(fake_nvml: FakeNvml) -> None:
+def test_the_list_of_gpus_has_no_impossible_memory(fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", memory_total=2**64 - 2)]
     assert gpus()[0].memory_mib is None
     fake_nvml.gpus[:] = [FakeGpu(instances=[mig_instance("MIG-1", memory_total=2**64 - 2)])]
     assert gpus()[0].memory_mib is None
 
 
-def test_metrics_beyond_their_bounds_are_said_once(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_beyond_their_bounds_are_said_once(fake_nvml, caplog):
     fake_nvml.gpus.append(FakeGpu(gpm=GPM | {"NVML_GPM_METRIC_SM_UTIL": 4e9}))
     sampler = GpuSampler()
     for _ in range(4):
@@ -133,13 +128,7 @@ def test_metrics_beyond_their_bounds_are_said_once(fake_nvml: FakeNvml, caplog: 
         ([5000, None, 5500, 6000], [5000, None, 5500, 6000]),  # not answered
     ],
 )
-def test_the_energy_counter_goes_on(
-    joules: list[int | None],
-    expected: list[int | None],
-    gpu: FakeGpu,
-    fake_nvml: FakeNvml,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_energy_counter_goes_on(joules, expected, gpu, fake_nvml, caplog):
     found = []
     for value in joules:
         fake_nvml.now += 1.0
@@ -149,16 +138,15 @@ def test_the_energy_counter_goes_on(
     assert len(caplog.records) == (None not in joules and None in expected)
 
 
-def test_the_energy_of_an_hour_between_two_readings_passes(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_the_energy_of_an_hour_between_two_readings_passes(gpu, fake_nvml):
     before = driver.door().read(gpu.uuid).gpu_energy_joules
     fake_nvml.now += 3600.0
     gpu.energy_millijoules += 700_000 * 3600
     after = driver.door().read(gpu.uuid).gpu_energy_joules
-    assert before is not None
     assert after == pytest.approx(before + 2_520_000)
 
 
-def test_counters_of_a_gpu_that_was_lost_begin_anew(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_counters_of_a_gpu_that_was_lost_begin_anew(gpu, fake_nvml):
     gpu.ecc_errors = 7
     assert driver.door().read(gpu.uuid).gpu_ecc_uncorrected_errors == 7
     fake_nvml.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_RESET_REQUIRED)

@@ -1,23 +1,20 @@
 """Xids, the driver's numbers for errors: each GPU's own, the last one, also of a GPU that is lost."""
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pynvml
 import pytest
-from fake_nvml import READING, FakeGpu, FakeNvml, mig_instance, tick
+from fake_nvml import READING, FakeGpu, mig_instance, tick
 
 from tfopt.hardware import GpuSampler
 from tfopt.hardware.nvml import driver
 
 
-def xids(fake: FakeNvml) -> list[int | None]:
+def xids(fake):
     return [driver.door().read(gpu.uuid).gpu_xid for gpu in fake.gpus]
 
 
-def test_each_gpu_has_its_last_xid(fake_nvml: FakeNvml) -> None:
+def test_each_gpu_has_its_last_xid(fake_nvml):
     fake_nvml.gpus += [FakeGpu(uuid=f"GPU-{bus}", bus=bus) for bus in range(8)]
     assert xids(fake_nvml) == [None] * 8
     fake_nvml.tell(fake_nvml.gpus[3], 31)
@@ -30,7 +27,7 @@ def test_each_gpu_has_its_last_xid(fake_nvml: FakeNvml) -> None:
     assert len(fake_nvml.event_sets) == 8
 
 
-def test_other_events_and_impossible_numbers_are_no_xids(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_other_events_and_impossible_numbers_are_no_xids(gpu, fake_nvml):
     driver.door().read(gpu.uuid)
     fake_nvml.tell(gpu, 7, kind=pynvml.nvmlEventTypeClock)
     assert xids(fake_nvml) == [None]
@@ -38,7 +35,7 @@ def test_other_events_and_impossible_numbers_are_no_xids(gpu: FakeGpu, fake_nvml
     assert xids(fake_nvml) == [None]
 
 
-def test_a_storm_of_xids_ends_the_reading(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_storm_of_xids_ends_the_reading(gpu, fake_nvml):
     driver.door().read(gpu.uuid)
     for _ in range(1000):
         fake_nvml.tell(gpu, 74)
@@ -46,7 +43,7 @@ def test_a_storm_of_xids_ends_the_reading(gpu: FakeGpu, fake_nvml: FakeNvml) -> 
     assert fake_nvml.calls["nvmlEventSetWait_v2"] < 200
 
 
-def test_a_device_without_events_has_none(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_without_events_has_none(fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(event_types=0), FakeGpu(uuid="GPU-b", instances=[mig_instance("MIG-1")])]
     for uuid in (fake_nvml.gpus[0].uuid, "MIG-1"):
         assert driver.door().read(uuid).gpu_xid is None
@@ -54,7 +51,7 @@ def test_a_device_without_events_has_none(fake_nvml: FakeNvml, caplog: pytest.Lo
     assert not fake_nvml.event_sets
 
 
-def test_a_lost_gpu_keeps_its_xid(fake_nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_gpu_keeps_its_xid(fake_nvml, caplog):
     fake_nvml.gpus += [FakeGpu(uuid="GPU-a", bus=1), FakeGpu(uuid="GPU-b", bus=2)]
     sampler = GpuSampler()
     tick(sampler)
@@ -74,7 +71,7 @@ def test_a_lost_gpu_keeps_its_xid(fake_nvml: FakeNvml, caplog: pytest.LogCapture
     assert len(fake_nvml.event_sets) == 2  # the others were freed
 
 
-def test_a_restart_of_nvml_registers_again(gpu: FakeGpu, fake_nvml: FakeNvml) -> None:
+def test_a_restart_of_nvml_registers_again(gpu, fake_nvml):
     driver.door().read(gpu.uuid)
     fake_nvml.shut_down()
     with pytest.raises(driver.NvmlError, match="not started"):
@@ -84,28 +81,28 @@ def test_a_restart_of_nvml_registers_again(gpu: FakeGpu, fake_nvml: FakeNvml) ->
     assert driver.door().read(gpu.uuid) == replace(READING, gpu_xid=31)
 
 
-def test_the_real_pynvml_passes_xid_ecc_and_power_limit_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_pynvml_passes_xid_ecc_and_power_limit_on(monkeypatch):
     """Through its own code and structures; only the C library is played."""
     waiting, freed = [], []
 
-    def answer(value: int) -> Callable[..., int]:
-        def fill(*arguments: Any) -> int:
+    def answer(value):
+        def fill(*arguments):
             arguments[-1]._obj.value = value
             return 0
 
         return fill
 
-    def wait(events: Any, data: Any, milliseconds: ctypes.c_uint) -> int:
+    def wait(events, data, milliseconds):
         if not waiting:
             return int(pynvml.NVML_ERROR_TIMEOUT)
         data._obj.eventType, data._obj.eventData = pynvml.nvmlEventTypeXidCriticalError, waiting.pop(0)
         return 0
 
-    def free(events: Any) -> int:
+    def free(events):
         freed.append(events)
         return 0
 
-    known: dict[str, Callable[..., int]] = {
+    known = {
         "nvmlDeviceGetHandleByUUID": lambda uuid, handle: 0,
         "nvmlDeviceGetEnforcedPowerLimit": answer(450_000),
         "nvmlDeviceGetTotalEccErrors": answer(3),

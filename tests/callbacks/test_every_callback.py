@@ -1,6 +1,8 @@
-"""Every callback in training loops that are not `fit`, and tell a callback less than Keras does."""
+"""What every callback does alike: in training loops that are not `fit`, copied, behind one of Keras' loggers."""
 
+import copy
 import json
+import pickle
 
 import keras
 import numpy as np
@@ -137,3 +139,47 @@ def test_the_page_of_a_loop_without_epochs_judges_it(net, tmp_path, set_clock):
     html = (tmp_path / "report.html").read_text()
     assert "nothing to judge" not in html
     assert "4.00" in html, "examples/s"
+
+
+def fit(net, *callbacks):
+    return net.fit(X, X[:, :1], batch_size=2, verbose=0, callbacks=list(callbacks)).history
+
+
+@pytest.mark.parametrize("name", [name for name in MAKE if name not in ("LossScaleLogger", "PrecisionMonitor")])
+def test_a_copy_from_before_or_after_a_fit_is_one_of_its_own(name, net, tmp_path, fake_nvml):
+    callback = MAKE[name](tmp_path)
+    copies = [copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))]
+    fit(net, callback)
+    copies.append(copy.deepcopy(callback))
+    keys = {frozenset(fit(net, each)) for each in (*copies, callback)}
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("UtilizationLogger", "process_memory_mib"),
+        ("ThroughputLogger", "step_time_ms"),
+        ("LossScaleLogger", "skipped_steps"),
+        ("CompilationLogger", "xla_compilations"),
+    ],
+)
+def test_a_keras_logger_before_it_is_warned_of(name, key, net, tmp_path, fake_nvml):
+    keras_logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    with pytest.warns(UserWarning, match=f"Expected {name} before CSVLogger"):
+        fit(net, keras_logger, MAKE[name](tmp_path))
+    assert key not in (tmp_path / "log.csv").read_text()
+    fit(net, MAKE[name](tmp_path), keras_logger)
+    assert key in (tmp_path / "log.csv").read_text()
+
+
+@pytest.mark.parametrize("logger", [ours.UtilizationLogger, ours.ThroughputLogger, ours.LossScaleLogger])
+def test_bad_folders_and_formats(logger):
+    with pytest.raises(ValueError, match=r"Expected a log format: .*Received: 'cvs'\. Did you mean 'csv'\?"):
+        logger(formats=("cvs",))
+    with pytest.raises(ValueError, match="local path"):
+        logger("gs://bucket/logs")
+    with pytest.raises(ValueError, match="which is a file"):
+        logger(__file__)
+    with pytest.raises(TypeError, match=r"Expected log_dir to be a path\. Received: 3\. Name a folder"):
+        logger(3)
