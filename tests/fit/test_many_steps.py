@@ -10,7 +10,7 @@ from fitting import Pair, Trace, X, Y, compiled, dataset, dense_net
 from kinds import KINDS
 from quick import first_quick
 
-from tfopt import fit
+from tfopt import fit, xla
 from tfopt.callbacks import StepProfiler, ThroughputLogger, TrainingCheckpoint
 from tfopt.errors import UnsupportedError
 from tfopt.fit import many_steps
@@ -262,6 +262,13 @@ def test_on_and_off(launches):
     assert overlap_of(model) is None
 
 
+def test_a_watch_counts_what_is_compiled_for_launches():
+    model = fit.overlap(dense_net(jit_compile=True), steps_per_launch=2)
+    with xla.watch() as compilations:
+        model.fit(dataset(batch=7), epochs=2, **ONCE)
+    assert compilations.count == 2  # of the last batch, too
+
+
 def staged(**options):
     return build_pipeline((X, Y), batch_size=5, cache="device", **options)
 
@@ -282,8 +289,9 @@ def test_batches_of_a_device_stage_are_made_in_the_launch(launches, options):
     assert launches == [3, 3, 1, 1] * 2
 
 
-def test_examples_on_the_device_are_freed_with_their_dataset():
-    model = fit.overlap(dense_net(), steps_per_launch=STEPS)
+@pytest.mark.parametrize("jit", [False, True])
+def test_examples_on_the_device_are_freed_with_their_dataset(jit):
+    model = fit.overlap(dense_net(jit_compile=jit), steps_per_launch=STEPS)
     data = staged(seed=3)
     model.fit(data, **ONCE)
     rows = weakref.ref(stage_of(data).load()[0])

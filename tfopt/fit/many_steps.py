@@ -33,7 +33,6 @@ class ManySteps(OverlappedStep):
         self._of: Callable[[], Any] = lambda: None  # the iterator that the following belong to
         self._held: deque[Any] = deque()  # batches taken and not launched; END or an exception comes last
         self._ready: deque[Any] = deque()  # logs of steps launched and not returned; an exception comes last
-        self._compiled: set[Any] = set()  # shapes that a step has run with alone, where `tfopt.xla.watch` sees it
         # By what makes the batches: a device stage, which holds the examples, is freed with its dataset.
         self._programs: weakref.WeakKeyDictionary[Any, dict[Any, _Program | None]] = weakref.WeakKeyDictionary()
 
@@ -110,9 +109,7 @@ class ManySteps(OverlappedStep):
         batches = [tf.nest.flatten(batch) for batch in held if not _is_end(batch)]
         shapes = {tuple(tuple(leaf.shape) for leaf in batch) for batch in batches}
         program = None
-        is_new = self._model.jit_compile and not shapes <= self._compiled
-        self._compiled |= shapes
-        if 1 < steps == len(batches) and len(shapes) == 1 and not is_new:
+        if 1 < steps == len(batches) and len(shapes) == 1:
             program = self._program(steps, held[0], stage)
         if program is not None:
             yield from program.launched(batches)
@@ -131,7 +128,10 @@ class ManySteps(OverlappedStep):
         kind = steps, None if stage is None else first[0].shape
         if kind not in programs:
             try:
-                programs[kind] = _Program(self._traced, self._spec, steps, self.overlap, stage, first)
+                compiled = bool(self._model.jit_compile)
+                programs[kind] = _Program(
+                    self._traced, self._spec, steps, self.overlap, stage, first, compiled=compiled
+                )
             except Exception as error:  # noqa: BLE001  what works alone must not fail together
                 programs[kind] = None
                 self._warn(f"that they cannot be traced together, so each is launched alone: {error}")
@@ -139,7 +139,6 @@ class ManySteps(OverlappedStep):
 
     def _trace(self, spec: Any) -> tuple[Any, bool]:
         self._programs.clear()
-        self._compiled.clear()
         return super()._trace(spec)
 
 
@@ -153,9 +152,10 @@ class _Program:
         overlap: The overlap of its model.
         stage: The device stage that makes batches in the program, or None.
         first: What it makes a batch of.
+        compiled: Whether XLA compiles the step.
     """
 
-    def __init__(self, step: Any, spec: Any, steps: int, overlap: Any, stage: Any, first: Any):
+    def __init__(self, step: Any, spec: Any, steps: int, overlap: Any, stage: Any, first: Any, *, compiled: bool):
         self._steps, self._overlap = steps, overlap
         keys = sorted(step.structured_outputs)
         # The step's own shapes: knowing more, TensorFlow would fold a division by the batch size, and round otherwise.
@@ -171,6 +171,7 @@ class _Program:
 
         if stage is not None:
             stage.batch(first)  # loads the examples, which a trace cannot
+            stage = weakref.proxy(stage)
 
         def batch_of(leaves: Any) -> Any:
             if stage is not None:
@@ -195,8 +196,11 @@ class _Program:
             tf.while_loop(lambda number: number < steps, once, (0,), parallel_iterations=1)
             return self._rows.read_value()
 
-        program = tf.function(many, autograph=False).get_concrete_function(*given * steps)
-        self._launch = launcher(program) if is_known() else lambda leaves: program(*leaves)
+        function = tf.function(many, autograph=False)
+        program = function.get_concrete_function(*given * steps)
+        # `tfopt.xla.watch` follows calls of a tf.function, for compiled steps.
+        whole = function if compiled else program
+        self._launch = launcher(program) if whole is program and is_known() else lambda leaves: whole(*leaves)
 
     def launched(self, batches: Sequence[Sequence[Any]]) -> Iterator[Any]:
         """Launches steps on these batches, as leaves; returns the logs of each. Of one that failed, its exception."""
