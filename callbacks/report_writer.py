@@ -24,6 +24,7 @@ from tfopt.callbacks.utilization_alert import UtilizationAlert
 from tfopt.callbacks.utilization_logger import UtilizationLogger
 from tfopt.checks import file
 from tfopt.files import write_atomic
+from tfopt.model.batches import steps_per_launch
 from tfopt.page import require_renderer
 from tfopt.warn import warn_once
 
@@ -205,6 +206,7 @@ def _setup(model: keras.Model | None) -> tuple[str, ...]:
         *([f"XLA {'on' if model.jit_compile and not model.run_eagerly else 'off'}"] if model.compiled else []),
         *(["eager"] if model.run_eagerly else []),
         *([f"{model.steps_per_execution} steps per execution"] if model.steps_per_execution > 1 else []),
+        *([f"{launched} steps per launch"] if (launched := steps_per_launch(model)) > 1 else []),
         *([f"{replicas} replicas"] if replicas > 1 else []),
     )
 

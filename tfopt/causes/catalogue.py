@@ -43,7 +43,9 @@ XLA_OFF = Cause(
     "XLA is off",
     "Let XLA fuse kernels: tfopt.xla.set_jit(model, True); tfopt.xla.decide(model, dataset) measures whether it pays.",
 )
-SHORT_KERNELS = Cause("many short kernels", " ".join(cause.remedy for cause in (SMALL_BATCH, XLA_OFF, WAITS)))
+SHORT_KERNELS = Cause(
+    "many short kernels", " ".join(cause.remedy for cause in (SMALL_BATCH, XLA_OFF, WAITS, LAUNCHED_ALONE))
+)
 BUSY_PERCENT = 100 - WAITING_PERCENT
 # DCGM's documentation (profiling metrics): SM activity below 0.5 "likely indicates ineffective GPU usage".
 SM_ACTIVE_PERCENT = 50.0
