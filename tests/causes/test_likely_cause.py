@@ -41,7 +41,8 @@ FLOAT32 = (
 KERNELS = (
     ": many short kernels. Use a larger batch; tfopt.batch.find(model, dataset) measures which one fits and pays. "
     "Let XLA fuse kernels: tfopt.xla.set_jit(model, True); "
-    "tfopt.xla.decide(model, dataset) measures whether it pays. Launch steps without waiting: tfopt.fit.overlap(model). "
+    "tfopt.xla.decide(model, dataset) measures whether it pays. "
+    "Launch steps without waiting: tfopt.fit.overlap(model). "
     "Launch several steps at once: tfopt.fit.overlap(model, steps_per_launch=8)."
 )
 IDLE = f"Likely cause: GPU:0 is idle 70 % of the time, though not for lack of input{KERNELS}"
