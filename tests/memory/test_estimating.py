@@ -71,6 +71,13 @@ def test_16_bit_activations_and_32_bit_weights():
     assert kept["dense_3"] == KEPT_MIB / 2 + WIDTH * WIDTH * 2 / 2**20
 
 
+def test_launches_of_several_steps_hold_as_many_batches():
+    model, given = small_net(jit_compile=False), batch()
+    alone = estimate(model, given)
+    tfopt.fit.overlap(model, steps_per_launch=5)
+    assert estimate(model, given).batch_mib == 5 * alone.batch_mib
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_leaves_the_model_as_it_was(jit_compile):

@@ -54,7 +54,7 @@ class MemoryEstimate(Shown):
     optimizer_mib: float
     """The optimizer's variables: moments, accumulated gradients."""
     batch_mib: float
-    """The batch, once, or what a launch of several steps holds; a pipeline that prefetches to the device holds more."""
+    """The batch, once, or those of a launch of several steps; a pipeline that prefetches to the device holds more."""
     activations_mib: float
     """What the forward pass keeps for the backward pass, 16-bit copies of weights included."""
     gradients_mib: float
@@ -220,12 +220,6 @@ def estimate(model: keras.Model, batch: Any) -> MemoryEstimate:
     return _estimate(model, _specs(batch))
 
 
-def _batches_held(model: keras.Model) -> int:
-    """A launch of several steps holds their batches, the same in one tensor, and the one that it is at."""
-    steps = steps_per_launch(model)
-    return 1 if steps == 1 else 2 * steps + 1
-
-
 def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
     with scopes_recorded(model) as scopes:
         step, graph = _traced(model, specs)
@@ -246,7 +240,7 @@ def _estimate(model: keras.Model, specs: Any) -> MemoryEstimate:
     return MemoryEstimate(
         weights_mib=size_mib(one for key, one in variables.items() if key not in slots),
         optimizer_mib=size_mib(slots.values()),
-        batch_mib=_batches_held(model) * size_mib(flat),
+        batch_mib=steps_per_launch(model) * size_mib(flat),
         activations_mib=activations,
         gradients_mib=gradients,
         workspace_mib=peak.total / _MIB + size_mib(captured) - activations - gradients,
