@@ -98,6 +98,12 @@ def find_in_function(function: Any) -> list[Finding]:
     return found
 
 
+def draws_of_kernels(function: Any) -> list[Finding]:
+    """What in a concrete function draws random numbers from a state of its kernel, not of a variable."""
+    found = [one for one in find_in_function(function) if one.kind == "random"]
+    return [one for one in found if not one.operation.startswith(("Rng", "Stateful", "Cudnn"))]
+
+
 def runs_python(dataset: Any) -> bool:
     """Whether a function of a dataset calls Python; those of the datasets it reads from do not count."""
     called = (node.op for wrapped in dataset._functions() for node in nodes(wrapped.function))

@@ -157,6 +157,127 @@ class Stop(keras.callbacks.Callback):
         self.model.stop_training = self.model.stop_training or batch == 3
 
 
+def test_a_subclass_of_one_that_says_so_has_to_say_it_itself(launches):
+    class Slower(ThroughputLogger):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            self.model.optimizer.learning_rate = 0.9 * float(self.model.optimizer.learning_rate)
+
+    model = fit.overlap(dense_net(), steps_per_launch=STEPS)
+    model.fit(dataset(batch=5), callbacks=[Slower()], **ONCE)
+    assert set(launches) == {1}
+    Slower.acts_every = 3
+    model.fit(dataset(batch=5), callbacks=[Slower()], **ONCE)
+    assert 3 in launches
+
+
+def test_batches_whose_shapes_change_are_named_and_hold_nothing_up(launches, caplog):
+    """Callbacks can act at least as often as a launch is long."""
+    words = tf.ragged.constant([[1] * (7 - 2 * (at % 2)) for at in range(20)])
+    data = tf.data.Dataset.from_tensor_slices(words).map(lambda row: (row[None], tf.constant([0]))).repeat(3)
+    model = keras.Sequential(
+        [keras.layers.Embedding(4, 2), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(4)]
+    )
+    noting = Noting(0)
+    fit.overlap(compiled(model), steps_per_launch=4).fit(data, callbacks=[noting], **ONCE)
+    ahead = [ahead for ahead, _ in noting.seen]
+    assert set(launches) == {1}
+    assert all(0 in ahead[at : at + 4] for at in range(57))
+    assert "batches whose shapes change" in caplog.text
+
+
+def test_draws_whose_state_is_a_kernels_are_named_and_launched_alone(launches, caplog):
+    class Noise(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + tf.random.normal(tf.shape(inputs))
+
+    Pair(lambda: compiled(keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4)])), STEPS).train(trained)
+    assert set(launches) == {1}
+    assert "draws from a state of its own" in caplog.text
+
+
+def test_a_train_function_of_ones_own_is_called_for_each_step(launches):
+    model = fit.overlap(dense_net(), steps_per_launch=STEPS)
+    model.make_train_function()
+    inner = model.train_function
+    model.train_function = lambda iterator: inner(iterator)
+    model.fit(dataset(batch=5), **ONCE)
+    assert set(launches) == {1}
+
+
+@pytest.mark.parametrize("act", [fit.undo, fit.overlap, lambda model: model.fit(dataset(batch=5), **ONCE)])
+def test_within_a_launch_a_model_is_not_taken_away(act):
+    class Acts(Noting):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                act(self.model)
+
+    model = fit.overlap(dense_net(), steps_per_launch=STEPS)
+    with pytest.raises(UnsupportedError, match="Expected"):
+        model.fit(dataset(batch=5), callbacks=[Acts(0)], **ONCE)
+    model.fit(dataset(batch=5), **ONCE)
+    assert steps_ahead(model) == 0
+
+
+class Interrupted(keras.callbacks.Callback):
+    """Asks for a stop within a launch, and is interrupted before the launch ends."""
+
+    acts_every = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise KeyboardInterrupt
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize("after", [lambda model: None, fit.overlap, lambda model: model.evaluate(X, Y, verbose=0)])
+def test_a_stop_does_not_outlive_a_training_that_was_interrupted(after):
+    model = fit.overlap(dense_net(), steps_per_launch=STEPS)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(dataset(batch=5), callbacks=[Interrupted()], **ONCE)
+    assert steps_ahead(model) == 0
+    after(model)
+    before = int(model.optimizer.iterations)
+    model.fit(dataset(batch=5), epochs=2, **ONCE)
+    assert int(model.optimizer.iterations) - before == 16
+
+
+def test_a_stop_within_a_launch_is_saved_and_continued(tmp_path):
+    class StopAt(Stop):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = self.model.stop_training or batch == 0
+
+        acts_every = 0
+
+    def fitted(*callbacks):
+        model = fit.overlap(dense_net(), steps_per_launch=STEPS)
+        model.fit(dataset(batch=5), epochs=2, callbacks=[TrainingCheckpoint(tmp_path), *callbacks], **ONCE)
+        return int(model.optimizer.iterations)
+
+    assert fitted(StopAt()) == 3
+    assert fitted() == 16
+
+
+def test_an_interrupted_launch_leaves_no_wrong_count_of_good_steps(monkeypatch):
+    labels = Y.copy()
+    labels[5 * 4 + 2] = 99  # the second step of the second launch
+    model = fit.overlap(checked_labels(), steps_per_launch=STEPS)
+    model.fit(dataset(batch=5), **ONCE)
+    (program,) = next(iter(model.train_function._programs.values())).values()
+    launch = program._launch
+
+    def interrupted(leaves):
+        launch(leaves)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "_launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(dataset(batch=5), **ONCE)
+    monkeypatch.setattr(program, "_launch", launch)
+    calls, _ = failing(dataset(y=labels, batch=5))(model)
+    assert [batch for name, batch, *_ in calls if name == "end"] == [*range(4)]
+
+
 def test_a_stop_within_a_launch_comes_at_its_end(pair):
     trace = Trace()
     model = pair.overlapped
@@ -166,6 +287,17 @@ def test_a_stop_within_a_launch_comes_at_its_end(pair):
     assert int(model.optimizer.iterations) - before == 6
     model.fit(dataset(batch=5), **ONCE)  # and does not reach into the next one
     assert int(model.optimizer.iterations) - before == 6 + 8
+
+
+def checked_labels():
+    """A net whose step fails for a label of which the loss has no class."""
+
+    class Checked(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            with tf.control_dependencies([tf.debugging.assert_less(y, tf.cast(4, y.dtype), "out of range")]):
+                return super().compute_loss(x, tf.identity(y), y_pred, sample_weight, training)
+
+    return compiled(Checked([keras.Input((8,)), keras.layers.Dense(4)]))
 
 
 def failing(bad):
@@ -198,12 +330,7 @@ def test_a_step_that_fails_in_a_launch(at):
     labels = Y.copy()
     labels[5 * at + 2] = 99
 
-    class Checked(keras.Sequential):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            with tf.control_dependencies([tf.debugging.assert_less(y, tf.cast(4, y.dtype), "out of range")]):
-                return super().compute_loss(x, tf.identity(y), y_pred, sample_weight, training)
-
-    pair = Pair(lambda: compiled(Checked([keras.Input((8,)), keras.layers.Dense(4)])), steps_per_launch=STEPS)
+    pair = Pair(checked_labels, steps_per_launch=STEPS)
     calls, _ = pair.train(failing(dataset(y=labels, batch=5)))
     assert [batch for name, batch, *_ in calls if name == "end"] == [*range(at)]
 

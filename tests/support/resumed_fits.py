@@ -279,7 +279,7 @@ ENDLESS = {"steps_per_epoch": 7}
 
 def launches(model):
     """Overlaps it, with launches that do not divide an epoch."""
-    tfopt_fit.overlap(model, steps_per_launch=3)
+    tfopt_fit.overlap(model, steps_per_launch=4)
 
 
 CASES = {

@@ -22,7 +22,7 @@ from tfopt.internals.runtime import DistributedVariable, SyncOnReadVariable
 from tfopt.internals.scopes import global_seeds
 from tfopt.model.state import trace_train_step, traced_steps
 from tfopt.pipelines.shared.frozen_draws import nodes
-from tfopt.pipelines.shared.nondeterminism import find_in_function
+from tfopt.pipelines.shared.nondeterminism import draws_of_kernels
 from tfopt.text import listed
 
 WEIGHTS = "model/"
@@ -134,14 +134,12 @@ def step_graphs(model: keras.Model, element_spec: Any) -> list[tf.Graph]:
 
 
 def _expect_state_in_variables(model: keras.Model, step: Any) -> None:
-    for found in find_in_function(step):
-        # Of a generator, the state is a variable.
-        if found.kind == "random" and not found.operation.startswith(("Rng", "Stateful", "Cudnn")):
-            raise UnsupportedError(
-                f"Expected random numbers that a resumed training can continue. Found {found} in the training step "
-                f"of {model.name!r}, whose state TensorFlow does not expose. Draw with keras.random "
-                "and a SeedGenerator, or with a tf.random.Generator."
-            )
+    for found in draws_of_kernels(step):
+        raise UnsupportedError(
+            f"Expected random numbers that a resumed training can continue. Found {found} in the training step of "
+            f"{model.name!r}, whose state TensorFlow does not expose. Draw with keras.random and a SeedGenerator, or "
+            "with a tf.random.Generator."
+        )
     for node in nodes(step):
         if node.op.startswith(_UNSAVED):
             raise UnsupportedError(

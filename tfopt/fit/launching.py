@@ -76,8 +76,6 @@ class Overlap:
     in_flight: InFlight
     steps_per_launch: Any = 1
     """Most training steps in a launch, or the `Trial` that chooses their number."""
-    stops: bool = False
-    """Whether a callback has asked, within a launch, for the training to stop."""
     deliveries: "weakref.WeakKeyDictionary[keras.callbacks.CallbackList, LogDelivery]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -138,6 +136,12 @@ class OverlappedStep:
     def ahead(self) -> int:
         """See `steps_ahead`."""
         return 0
+
+    def begin_hooks(self) -> None:
+        """Called before a step's callbacks."""
+
+    def end_hooks(self) -> None:
+        """Called after a step's callbacks."""
 
     def __call__(self, iterator: Any) -> Any:
         """Launches the steps of one execution; takes and returns what Keras' function does."""

@@ -14,14 +14,17 @@ import keras
 import tensorflow as tf
 
 from tfopt import checks
-from tfopt.fit.launching import END, OverlappedStep, is_known, launcher
+from tfopt.errors import UnsupportedError
+from tfopt.fit.launching import END, OverlappedStep, is_known, launcher, overlapped_step
 from tfopt.fit.logs import LazyLogs
 from tfopt.fit.trial import Trial
 from tfopt.internals.fit_door import current_iterator, first_step, running_fit, steps_left
+from tfopt.pipelines.shared.nondeterminism import draws_of_kernels
 from tfopt.warn import warn_once
 
 _HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _READ_LOGS = (keras.callbacks.ProgbarLogger, keras.callbacks.History)  # and do nothing else on a batch
+_UNLIKE = 3  # times that batches were not alike, after which it is no longer tried
 _SAVE = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 
 
@@ -34,6 +37,9 @@ class ManySteps(OverlappedStep):
         self._held: deque[Any] = deque()  # batches taken and not launched; END or an exception comes last
         self._ready: deque[Any] = deque()  # logs of steps launched and not returned; an exception comes last
         # By what makes the batches: a device stage, which holds the examples, is freed with its dataset.
+        self._stops = False  # whether a callback asked, within a launch, for the training to stop
+        self._drawing: list[Any] | None = None  # what of the traced step draws from states of its kernels
+        self._unlike = 0  # how often batches were not alike
         self._programs: weakref.WeakKeyDictionary[Any, dict[Any, _Program | None]] = weakref.WeakKeyDictionary()
 
     @property
@@ -46,12 +52,10 @@ class ManySteps(OverlappedStep):
         if not hasattr(iterator, "element_spec"):  # train_on_batch's generator
             return self.stock(iterator)
         if self._of() is not iterator:
-            self._of = weakref.ref(iterator)
-            self._held.clear()
-            self._ready.clear()
-            self.overlap.stops = False
+            self._begin(iterator)
         if not self._ready:
-            steps = self._steps(iterator)
+            # Those that were held back run alone first, so that callbacks do not wait long for a step to act on.
+            steps = 1 if self._held else self._steps(iterator)
             if steps == 1 and not self._held:
                 return super().__call__(iterator)
             self._ready.extend(self._launched(iterator, steps))
@@ -59,6 +63,35 @@ class ManySteps(OverlappedStep):
         if isinstance(logs, Exception):
             raise logs
         return logs
+
+    def begin_hooks(self) -> None:
+        """Lets a stop that was asked for within a launch come with its last step."""
+        if self._stops and not self.ahead:
+            self._stops, self._model.stop_training = False, True
+
+    def end_hooks(self) -> None:
+        """Keeps a stop until the launch is over."""
+        if self.ahead and self._model.stop_training:
+            self._stops, self._model.stop_training = True, False
+
+    def _begin(self, iterator: Any) -> None:
+        if self._ready:
+            raise UnsupportedError(
+                f"Expected one training of {self._model.name!r} at a time. Found that a callback trains it "
+                "within a launch of several steps. Train it at the end of an epoch, or where acts_every says "
+                "(docs/fit.md)."
+            )
+        self._forget()
+        self._of = weakref.ref(iterator)
+        running = running_fit()
+        if running is not None:
+            running.ends.callback(self._forget)  # also if an exception ends it
+
+    def _forget(self) -> None:
+        self._of = lambda: None
+        self._held.clear()
+        self._ready.clear()
+        self._stops = False
 
     def _steps(self, iterator: Any) -> int:
         """How many steps to launch now."""
@@ -82,12 +115,18 @@ class ManySteps(OverlappedStep):
     def _obstacle(self, callbacks: Any) -> str | None:
         """Why each step has to be launched alone, if it has."""
         alone = "so each step is launched alone"
+        if overlapped_step(self._model) is not self:
+            return f"a train_function of your own, {alone}"
         if self._model.steps_per_execution != 1:
             return f"steps_per_execution={self._model.steps_per_execution}, {alone}"
         if self._traced is None or not all(type(leaf) is tf.TensorSpec for leaf in tf.nest.flatten(self._spec)):
             return f"eager steps, or batches that are not dense tensors, {alone}"
         if not _are_numbers(self._traced.structured_outputs):
             return f"a train_step whose logs are not numbers of one floating-point type, {alone}"
+        if draws := self._draws():
+            return f"{draws[0]}, which draws from a state of its own in each traced function, {alone}"
+        if self._unlike >= _UNLIKE:
+            return f"batches whose shapes change from one to the next, {alone}"
         if type(callbacks) is not keras.callbacks.CallbackList:
             return f"{type(callbacks).__name__}, which may act between steps, {alone}"
         if hook := hook_between_steps(callbacks.callbacks):
@@ -109,6 +148,7 @@ class ManySteps(OverlappedStep):
         batches = [tf.nest.flatten(batch) for batch in held if not _is_end(batch)]
         shapes = {tuple(tuple(leaf.shape) for leaf in batch) for batch in batches}
         program = None
+        self._unlike += steps == len(batches) and len(shapes) > 1
         if 1 < steps == len(batches) and len(shapes) == 1:
             program = self._program(steps, held[0], stage)
         if program is not None:
@@ -137,8 +177,14 @@ class ManySteps(OverlappedStep):
                 self._warn(f"that they cannot be traced together, so each is launched alone: {error}")
         return programs[kind]
 
+    def _draws(self) -> list[Any]:
+        if self._drawing is None:
+            self._drawing = draws_of_kernels(self._traced)
+        return self._drawing
+
     def _trace(self, spec: Any) -> tuple[Any, bool]:
         self._programs.clear()
+        self._drawing, self._unlike = None, 0
         return super()._trace(spec)
 
 
@@ -166,7 +212,7 @@ class _Program:
         self._rows = tf.Variable(tf.zeros((steps, len(keys)), step.structured_outputs[keys[0]].dtype), trainable=False)
         with tf.device("CPU:0"):
             self._done = tf.Variable(0, dtype=tf.int64, trainable=False)  # steps, of all launches
-        self._done_before = 0
+        self._done_before: int | None = 0  # None after a launch that was interrupted
         self._keys = keys
 
         if stage is not None:
@@ -207,14 +253,16 @@ class _Program:
     def launched(self, batches: Sequence[Sequence[Any]]) -> Iterator[Any]:
         """Launches steps on these batches, as leaves; returns the logs of each. Of one that failed, its exception."""
         failed: Exception | None = None
+        before = int(self._done) if self._done_before is None else self._done_before
+        self._done_before = None
         try:
             rows = _Rows(self._launch([leaf for batch in batches for leaf in batch]))
             self._overlap.in_flight.launched(rows.tensor, self._steps)
             done = self._steps
         except Exception as error:  # noqa: BLE001  raised when its turn comes
             rows, failed = _Rows(self._rows.read_value()), error
-            done = int(self._done) - self._done_before
-        self._done_before += done
+            done = int(self._done) - before
+        self._done_before = before + done
         for number in range(done):
             yield StepLogs(self._keys, rows, number)
         if failed is not None:
@@ -275,8 +323,22 @@ def _are_numbers(logs: Any) -> bool:
 def _acts_every(callback: keras.callbacks.Callback) -> int | None:
     """After how many batches a callback says that it acts, 0 for never; None if it does not say."""
     every = getattr(callback, "acts_every", None)
+    if every is None or not _says_it_of_its_hooks(callback):
+        return None
     remedy = "Give it 0 if it only reads `logs`, N if it acts after every N-th batch of an epoch."
-    return None if every is None else checks.integer(f"{type(callback).__name__}.acts_every", every, remedy, least=0)
+    return checks.integer(f"{type(callback).__name__}.acts_every", every, remedy, least=0)
+
+
+def _says_it_of_its_hooks(callback: keras.callbacks.Callback) -> bool:
+    """Whether `acts_every` is of the class that has the last word on batch hooks, or of one below; tfopt's inherit it."""
+    if "acts_every" in vars(callback):
+        return True
+    for kind in type(callback).__mro__:
+        if "acts_every" in vars(kind):
+            return not any(name in vars(callback) for name in _HOOKS)
+        if any(name in vars(kind) for name in _HOOKS) and not kind.__module__.startswith("tfopt."):
+            return False
+    return False
 
 
 def hook_between_steps(callbacks: Iterable[keras.callbacks.Callback]) -> str | None:

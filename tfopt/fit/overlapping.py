@@ -15,7 +15,7 @@ from keras.callbacks import CallbackList
 
 from tfopt import checks
 from tfopt.errors import DeviceMemoryError, UnsupportedError
-from tfopt.fit.launching import InFlight, Overlap, OverlappedStep, overlap_of, overlapped_step
+from tfopt.fit.launching import InFlight, Overlap, OverlappedStep, overlap_of, overlapped_step, steps_ahead
 from tfopt.fit.logs import LazyLogs, LogDelivery, is_settled
 from tfopt.fit.many_steps import ManySteps
 from tfopt.fit.trial import Trial
@@ -84,6 +84,7 @@ def overlap(
     checks.count("steps_in_flight", steps_in_flight, "Pass a number of steps.")
     if steps_per_launch != "auto":
         checks.count("steps_per_launch", steps_per_launch, 'Pass a number of steps, or "auto".')
+    _require_no_launch(model)
     PATCH.applies()  # first: a version that lacks a method is refused by its name
     _require_own(model)
     if steps_per_launch != 1:
@@ -111,6 +112,14 @@ def overlap(
     return model
 
 
+def _require_no_launch(model: keras.Model) -> None:
+    if steps_ahead(model):
+        raise UnsupportedError(
+            f"Expected {model.name!r} between two launches. Found it {steps_ahead(model)} steps ahead of the callbacks "
+            "that are being called. Change it at the end of an epoch, or where acts_every says (docs/fit.md)."
+        )
+
+
 def _step(stock: Callable[..., Any], model: keras.Model, state: Overlap, *, trains: bool) -> OverlappedStep:
     kind = ManySteps if trains and state.steps_per_launch != 1 else OverlappedStep
     return kind(stock, model, state)
@@ -130,6 +139,7 @@ def undo(model: keras.Model) -> None:
     state = overlap_of(model)
     if state is None:
         return
+    _require_no_launch(model)
     del model.__dict__[OVERLAP]
     for name, override in state.overrides.items():
         if model.__dict__.get(name) is override:  # the user may have set a function since
@@ -279,11 +289,9 @@ def _batch_end(hook: str, function: str) -> Callable[[Function], Function]:
             if step is None or not is_settled(logs):
                 stock(self, batch, logs)
                 return
+            step.begin_hooks()
             _deliver(step.overlap, self, hook, batch, logs)
-            if step.ahead and model.stop_training:  # a stop within a launch comes with its last step
-                step.overlap.stops, model.stop_training = True, False
-            elif step.overlap.stops and not step.ahead:
-                step.overlap.stops, model.stop_training = False, True
+            step.end_hooks()
 
         return on_batch_end
 
