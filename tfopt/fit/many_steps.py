@@ -330,7 +330,7 @@ def _acts_every(callback: keras.callbacks.Callback) -> int | None:
 
 
 def _says_it_of_its_hooks(callback: keras.callbacks.Callback) -> bool:
-    """Whether `acts_every` is of the class that has the last word on batch hooks, or of one below; tfopt's inherit it."""
+    """Whether `acts_every` is of the class that overrides batch hooks last, or of one below it; tfopt's inherit it."""
     if "acts_every" in vars(callback):
         return True
     for kind in type(callback).__mro__:
