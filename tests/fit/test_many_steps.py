@@ -13,9 +13,10 @@ from quick import first_quick
 from tfopt import fit, xla
 from tfopt.callbacks import StepProfiler, ThroughputLogger, TrainingCheckpoint
 from tfopt.errors import UnsupportedError
-from tfopt.fit import many_steps
+from tfopt.fit import many_steps, overlapping
 from tfopt.fit.launching import overlap_of, steps_ahead
 from tfopt.pipelines import build_pipeline, per_batch
+from tfopt.pipelines.device.copying import copy_ahead
 from tfopt.pipelines.device.device_stage import stage_of
 
 ONCE = {"verbose": 0, "shuffle": False}
@@ -413,6 +414,26 @@ def staged(**options):
 def test_batches_of_a_device_stage_are_made_in_the_launch(launches, options):
     pair = Pair(steps_per_launch=STEPS, beside=fit.overlap)
     pair.train(lambda model: trained(model, x=staged(**options)))
+    assert launches == [3, 3, 1, 1] * 2
+
+
+def test_batches_whose_integers_stay_on_the_host(launches, monkeypatch):
+    """As on a GPU; here with inputs by name, of which some are integers."""
+    monkeypatch.setattr(overlapping, "is_gpu", lambda device: True)
+
+    def make():
+        inputs = {"a": keras.Input((8,), name="a"), "b": keras.Input((8,), dtype="int32", name="b")}
+        joined = keras.layers.Concatenate()([inputs["a"], keras.ops.cast(inputs["b"], "float32")])
+        return compiled(keras.Model(inputs, keras.layers.Dense(4)(joined)))
+
+    given = {"a": X, "b": (3 * X).astype("int32")}, Y.astype("int32")
+    pair = Pair(make, steps_per_launch=STEPS)
+
+    def train(model):
+        data = tf.data.Dataset.from_tensor_slices(given).batch(5)
+        return trained(model, x=copy_ahead(data, "/cpu:0", None) if model is pair.overlapped else data)
+
+    pair.train(train)
     assert launches == [3, 3, 1, 1] * 2
 
 

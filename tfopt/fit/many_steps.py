@@ -18,7 +18,7 @@ from tfopt.errors import UnsupportedError
 from tfopt.fit.launching import END, OverlappedStep, is_known, launcher, overlapped_step
 from tfopt.fit.logs import LazyLogs
 from tfopt.fit.trial import Trial
-from tfopt.internals.fit_door import current_iterator, first_step, running_fit, steps_left
+from tfopt.internals.fit_door import RunningFit, current_iterator, first_step, running_fit, steps_left
 from tfopt.pipelines.shared.nondeterminism import draws_of_kernels
 from tfopt.warn import warn_once
 
@@ -36,10 +36,11 @@ class ManySteps(OverlappedStep):
         self._of: Callable[[], Any] = lambda: None  # the iterator that the following belong to
         self._held: deque[Any] = deque()  # batches taken and not launched; END or an exception comes last
         self._ready: deque[Any] = deque()  # logs of steps launched and not returned; an exception comes last
-        # By what makes the batches: a device stage, which holds the examples, is freed with its dataset.
+        self._fit: RunningFit | None = None  # which clears them when it ends
         self._stops = False  # whether a callback asked, within a launch, for the training to stop
         self._drawing: list[Any] | None = None  # what of the traced step draws from states of its kernels
         self._unlike = 0  # how often batches were not alike
+        # By what makes the batches: a device stage, which holds the examples, is freed with its dataset.
         self._programs: weakref.WeakKeyDictionary[Any, dict[Any, _Program | None]] = weakref.WeakKeyDictionary()
 
     @property
@@ -81,14 +82,14 @@ class ManySteps(OverlappedStep):
                 "within a launch of several steps. Train it at the end of an epoch, or where acts_every says "
                 "(docs/fit.md)."
             )
-        self._forget()
-        self._of = weakref.ref(iterator)
         running = running_fit()
-        if running is not None:
+        if running is not None and running is not self._fit:
             running.ends.callback(self._forget)  # also if an exception ends it
+        self._forget()
+        self._of, self._fit = weakref.ref(iterator), running
 
     def _forget(self) -> None:
-        self._of = lambda: None
+        self._of, self._fit = lambda: None, None
         self._held.clear()
         self._ready.clear()
         self._stops = False
@@ -165,7 +166,7 @@ class ManySteps(OverlappedStep):
     def _program(self, steps: int, first: Any, stage: Any) -> "_Program | None":
         """The program of so many steps, None if it cannot be made; `first` is a batch, or what a stage makes it of."""
         programs = self._programs.setdefault(self._one_step if stage is None else stage, {})
-        kind = steps, None if stage is None else first[0].shape
+        kind = steps, None if stage is None else tuple(tuple(leaf.shape) for leaf in tf.nest.flatten(first))
         if kind not in programs:
             try:
                 compiled = bool(self._model.jit_compile)
@@ -310,14 +311,10 @@ def _is_end(batch: Any) -> bool:
 
 
 def _are_numbers(logs: Any) -> bool:
-    if (
-        not isinstance(logs, dict)
-        or not logs
-        or not all(isinstance(log, tf.Tensor | tf.TensorSpec) for log in logs.values())
-    ):
+    if not isinstance(logs, dict) or not all(isinstance(log, tf.Tensor | tf.TensorSpec) for log in logs.values()):
         return False
-    dtypes = {log.dtype for log in logs.values()}
-    return len(dtypes) == 1 and dtypes.pop().is_floating and all(log.shape.rank == 0 for log in logs.values())
+    kinds = {(log.dtype, log.shape.rank) for log in logs.values()}
+    return len(kinds) == 1 and all(dtype.is_floating and rank == 0 for dtype, rank in kinds)
 
 
 def _acts_every(callback: keras.callbacks.Callback) -> int | None:

@@ -11,7 +11,7 @@ _SIZES = range(32, 7, -1)
 _SIZE = 16  # in epochs of unknown length
 _TURNS = 5  # of each kind, after the first ones, which trace and compile
 _FASTER = 0.95  # of the time of steps launched alone, at most
-# What the program costs, and what it saves of a short step's time (benchmarks/results/many-steps-cpu.json).
+# Assumed, to leave out trainings too short to gain: seconds for the program, and the share of a step's time it saves.
 _MAKING_SECONDS, _SAVED = 1.0, 0.2
 
 
