@@ -17,8 +17,8 @@ import child_jobs
 from tfopt.processes import Child
 with Child(child_jobs.sleeps) as child:
     child.connection.recv()
-    print(child.process.pid, flush=True)
     try:
+        print(child.process.pid, flush=True)
         child.connection.recv()
     except KeyboardInterrupt:
         print(child.process.poll())
