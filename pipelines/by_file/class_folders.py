@@ -1,4 +1,4 @@
-"""Folders with a subfolder of images per class, and folders of images alone."""
+"""Folders with a subfolder of files per class, and folders of images alone."""
 
 import os
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from tfopt.pipelines.sources.image_files import is_image
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
 
 
-def images_in(folder: str, classes: Sequence[str] | None) -> Labelled:
-    """Returns the images of a folder with their labels, sorted in each class; with their names without classes."""
+def in_class_folders(folder: str, classes: Sequence[str] | None) -> Labelled:
+    """Returns a folder's files with their labels, sorted in each class; images without classes with their names."""
     if not os.path.isdir(folder):
         raise PipelineError(
-            f"Expected a folder of images with one subfolder per class. There is no folder {folder!r}. Check the path."
+            f"Expected a folder with one subfolder per class. There is no folder {folder!r}. Check the path."
         )
     try:
         return _read(folder, classes)
@@ -37,8 +37,8 @@ def _read(folder: str, classes: Sequence[str] | None) -> Labelled:
             return Labelled([entry.path for entry in flat], np.array([entry.name for entry in flat], object))
     if not folders:
         raise PipelineError(
-            f"Expected one subfolder per class in {folder!r}. It holds none. Move the images into one; for text pass "
-            "lines(paths), for other files files(paths, labels)."
+            f"Expected one subfolder per class in {folder!r}. It holds none. Move the files into one, or pass paths: "
+            "lines(paths) for text, files(paths, labels) for others."
         )
     names = folders if classes is None else expect_classes(classes)
     for name in folders:
@@ -52,7 +52,7 @@ def _read(folder: str, classes: Sequence[str] | None) -> Labelled:
     for name, paths in found.items():
         if not paths:
             raise PipelineError(
-                f"Expected images of every class. The class folder {os.path.join(folder, name)!r} holds no files. "
+                f"Expected files of every class. The class folder {os.path.join(folder, name)!r} holds no files. "
                 "Remove or fill it."
             )
     if classes is None:

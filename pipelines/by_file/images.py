@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.pipelines.by_file.class_folders import images_in
+from tfopt.pipelines.by_file.class_folders import in_class_folders
 from tfopt.pipelines.by_file.file_source import FileKind, file_source
 from tfopt.pipelines.by_file.labels import columns_of, labelled
 from tfopt.pipelines.shared.elements import without_autograph
@@ -78,7 +78,7 @@ def images(
             f"{type(files).__name__}. Pass [(path, label), …]."
         )
     root = expect_reachable(as_path("the path of a folder", files))
-    return file_source(IMAGES, f"images in {root}", images_in(root, classes))
+    return file_source(IMAGES, f"images in {root}", in_class_folders(root, classes))
 
 
 def verify_images(source: Source | str | os.PathLike[str]) -> ImagesReport:

@@ -4,10 +4,11 @@ A node's digest follows from its operation, its attributes and the digests of it
 the results and side effects it ends in. So nothing counts that differs between two traces of the same code.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.dataset_metadata_pb2 import Metadata
 
@@ -30,7 +31,8 @@ _FILES = frozenset(
 _PURE = frozenset(
     [
         *("Assert", "Case", "CheckNumerics", "CheckNumericsV2", "DatasetToSingleElement", "DeepCopy", "GuaranteeConst"),
-        *("If", "ListDataset", "Print", "PrintV2", "RangeDataset", "ReduceDataset", "SparseTensorSliceDataset"),
+        *("If", "ListDataset", "LookupTableFindV2", "Print", "PrintV2", "RangeDataset", "ReduceDataset"),
+        "SparseTensorSliceDataset",
         *("StatefulPartitionedCall", "StatelessRandomGetAlg", "TensorDataset", "TensorSliceDataset", "While"),
     ]
 )
@@ -41,8 +43,8 @@ _COMPILED = "_XlaMustCompile"  # of all attributes that begin with "_", the only
 def hash_graph(function: Any, *, reads_files: bool) -> tuple[str, list[str]]:
     """Returns a hash of what a concrete function computes, and whatever its results depend on besides.
 
-    Variables, tables, files and Python code may change without a change of the graph. Of what depends on them, only its
-    place is in the hash.
+    Variables, files, Python code and tables into which more can be inserted may change without a change of the graph.
+    Of what depends on them, only its place is in the hash.
 
     Args:
         function: A concrete function, as a dataset holds it.
@@ -66,8 +68,11 @@ def hash_graph(function: Any, *, reads_files: bool) -> tuple[str, list[str]]:
     captured = function.captured_inputs
     values: list[Any] = []
     for tensor, taken in zip(captured, graph.inputs[len(graph.inputs) - len(captured) :], strict=True):
+        uses = [node for node in definition.node if taken.op.name in node.input]
         if tensor.dtype not in (tf.resource, tf.variant):
             values.append(tensor)
+        elif (table := _fixed_table(tensor, uses)) is not None:
+            values += table
         elif taken.op.name not in held:  # what a source holds is in its fingerprint
             walk.unseen.append("a captured dataset" if tensor.dtype == tf.variant else "a captured variable or table")
     parts: list[bytes | str] = [digest(results), digest(effects), hash_value(values, name="captured")]
@@ -141,6 +146,22 @@ class _Walk:
             return "which is none of TensorFlow's own operations"
         stateful = definition_of(operation).is_stateful
         return "which depends on more than its inputs, such as a variable, a table or a file" if stateful else ""
+
+
+def _fixed_table(handle: Any, uses: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Keys and values of a table, in the keys' order; None if it can change, or anything but look-ups uses it."""
+    kinds = {(use.attr["Tin"].type, use.attr["Tout"].type) for use in uses if use.op == "LookupTableFindV2"}
+    if len(kinds) != 1 or any(use.op != "LookupTableFindV2" for use in uses):
+        return None
+    # These abort the process if a table has other dtypes.
+    ((keys, values),) = kinds
+    try:
+        tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=tf.zeros(0, keys), values=tf.zeros(0, values))
+    except tf.errors.UnimplementedError:
+        found = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=keys, Tvalues=values)
+        order = np.argsort(found.keys.numpy())
+        return tf.gather(found.keys, order), tf.gather(found.values, order)
+    return None
 
 
 def _looks_up_held(node: Any) -> bool:

@@ -16,6 +16,8 @@ from tfopt.pipelines import plan_pipeline
 ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
 HEAD = "import functools, os\nimport numpy as np\nimport tensorflow as tf\nimport keras\n"
 
+_TABLE = "K = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [2, 3]), 0)\n"
+
 # Another result, or it may be one: another key.
 SEEN = {
     "constant": ("def f(x): return x * 2", "2", "3"),
@@ -85,6 +87,27 @@ SEEN = {
     ),
     "shape of the input": ("def f(x): return x * (x.shape[0] + 1)", "+ 1", "+ 2"),
     "layer without weights": ("f = keras.layers.Rescaling(2.0)", "2.0", "3.0"),
+    "value in a table": (f"{_TABLE}def f(x): return K.lookup(tf.cast(x, tf.int32))", "[2, 3]", "[2, 4]"),
+    "key of a table": (f"{_TABLE}def f(x): return K.lookup(tf.cast(x, tf.int32))", "[1, 2]", "[1, 3]"),
+    "default of a table": (f"{_TABLE}def f(x): return K.lookup(tf.cast(x, tf.int32))", ", 0)", ", 9)"),
+    "adapted vocabulary": (
+        "layer = keras.layers.TextVectorization(output_sequence_length=2)\nlayer.adapt(['a 1.0'])\n"
+        "def f(x): return layer(tf.as_string(x[:1]))[0]",
+        "['a 1.0']",
+        "['b 1.0']",
+    ),
+    "vocabulary": (
+        "layer = keras.layers.StringLookup(vocabulary=['a', 'b'])\ndef f(x): return layer(tf.as_string(x))",
+        "'b'",
+        "'c'",
+    ),
+    "adapted moments": (
+        "layer = keras.layers.Normalization()\nlayer.adapt(np.array([[1, 2, 3.0], [2, 2, 4.0]]))\n"
+        "def f(x): return layer(x[None])[0]",
+        "4.0",
+        "5.0",
+    ),
+    "bins of Hashing": ("layer = keras.layers.Hashing(5)\ndef f(x): return layer(tf.as_string(x))", "5", "6"),
 }
 
 # The same result: the same key.
@@ -97,6 +120,11 @@ ALIKE = {
     "gradient": ("@tf.custom_gradient\ndef f(x): return x * 2, lambda g: g * 2", "g * 2", "g * 3"),
     "message of an assertion": ("def f(x):\n    tf.debugging.assert_less(x, 99.0, 'a')\n    return x", "'a'", "'b'"),
     "name scope": ("def f(x):\n    with tf.name_scope('a'): return x + 1", "'a'", "'b'"),
+    "order in a table": (
+        f"{_TABLE}def f(x): return K.lookup(tf.cast(x, tf.int32))",
+        "[1, 2], [2, 3]",
+        "[2, 1], [3, 2]",
+    ),
     "variable that is not used": ("K = 1\ndef f(x): return x", "K = 1", "K = tf.Variable(1.0)"),
 }
 
@@ -109,9 +137,13 @@ REFUSED = {
     ),
     "ReadVariableOp": "K = tf.Variable(1.0)\ndef f(x): return x * K",
     "layer ReadVariableOp": "layer = keras.layers.Dense(3)\nlayer.build((None, 3))\ndef f(x): return layer(x[None])[0]",
-    "LookupTableFindV2": (
-        "K = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [2, 3]), 0)\n"
+    "captured variable or table": (
+        "K = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, 0)\n"
         "def f(x): return K.lookup(tf.cast(x, tf.int32))"
+    ),
+    "inside a branch captured variable or table": (
+        f"{_TABLE}def g(x): return K.lookup(tf.cast(x, tf.int32))\n"
+        "def f(x): return tf.cond(x[0] > 1, lambda: g(x), lambda: tf.cast(x, tf.int32))"
     ),
     "a captured dataset": "K = tf.data.Dataset.range(3)\ndef f(x): return K.reduce(x, lambda y, i: y + 1)",
     "ReadFile": "def f(x): return x, tf.strings.length(tf.io.read_file(os.__file__))",

@@ -49,6 +49,20 @@ def test_contents_with_labels_or_names(paths, labels, expected):
     assert sorted(shuffled) == list(zip(CONTENTS, expected, strict=True)) != shuffled
 
 
+def test_a_folder_of_classes(paths, tmp_path):
+    folder = tmp_path / "train"
+    for number, path in enumerate(paths):
+        (folder / "ba"[number % 2]).mkdir(parents=True, exist_ok=True)
+        os.rename(path, folder / "ba"[number % 2] / f"{number}.bin")
+    (folder / "vocabulary.txt").write_text("beside the classes")
+    source = files(folder)
+    assert source.class_names == ("a", "b")
+    assert read(source) == [(CONTENTS[number], int(number % 2 == 0)) for number in (1, 3, 5, 0, 2, 4)]
+    assert read(files(folder, classes=["b", "a"])) == [(CONTENTS[number], number % 2) for number in (0, 2, 4, 1, 3, 5)]
+    with pytest.raises(PipelineError, match=r"only the classes .*'a'.*Found the folder 'b'"):
+        files(folder, classes=["a"])
+
+
 def spoilt(paths, kind):
     """Makes one file of several bad; returns its path."""
     os.remove(paths[2])
@@ -77,7 +91,8 @@ def test_bad_files_are_named_or_left_out(paths, kind):
 @pytest.mark.parametrize(
     ("paths", "options", "error", "text"),
     [
-        ("a.wav", {}, TypeError, "paths in a sequence. Received: 'a.wav'. Pass a list"),
+        ("a.wav", {}, PipelineError, r"one subfolder per class\. There is no folder '.*a.wav'"),
+        ("a.wav", {"labels": [1]}, TypeError, "paths in a sequence. Received: 'a.wav'. Pass a list"),
         ([b"a.wav"], {}, TypeError, "Received as one: b'a.wav'"),
         (["gs://bucket/a.wav"], {}, PipelineError, r"a path on this machine.*'gs://bucket/a.wav'.*fetch"),
         (["a.wav"], {"classes": ["a"]}, TypeError, "`classes` only with labels"),
