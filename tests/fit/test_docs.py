@@ -22,7 +22,7 @@ def test_the_snippets_run(tmp_path):
         "150",
         "200",
     ]
-    assert printed[-1] == "372"
+    assert printed[-1] == "498"
 
 
 def test_what_fit_adds_is_what_was_recorded():
